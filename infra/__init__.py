@@ -1,0 +1,1 @@
+"""What every service stands on: bus, stores, leases, telemetry, settings, life cycle, sandbox, grading, command line."""
