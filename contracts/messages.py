@@ -168,9 +168,7 @@ class Rollout(Message, frozen=True, tag="rollout"):
             tensor: Tensor = getattr(self, name)
             tensor.check(f"{where}: {name}")
             if tensor.dtype != dtype or tensor.shape != [length]:
-                raise InvalidMessage(
-                    f"{where}: {name} must be {dtype} [{length}], got {tensor.dtype} {tensor.shape}"
-                )
+                raise InvalidMessage(f"{where}: {name} must be {dtype} [{length}], got {tensor.dtype} {tensor.shape}")
         if not 1 <= self.prompt_length < length:
             raise InvalidMessage(f"{where}: prompt_length {self.prompt_length} is not inside 1..{length - 1}")
         starts = [segment.start for segment in self.segments]

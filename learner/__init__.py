@@ -1,0 +1,1 @@
+"""Rollouts in, policy versions out: admission, groups, advantages, objectives, trainer, checkpoints."""
