@@ -56,7 +56,6 @@ class LearnerSettings(Section):
     """Rollouts in, policy versions out."""
 
     model: str = Field("smollm2", description="smollm2, tiny, or a folder in Hugging Face layout")
-    environment: str = Field("quick-facts", description="reverse-text, quick-facts, gym:NAME or jsonl:FILE")
     pool: str = Field("default", pattern=r"^[a-z0-9-]+$", description="pool of generators that gets the tasks")
     steps: int = Field(30, ge=0, description="optimizer steps until the run is complete")
     groups_per_step: int = Field(8, ge=1, description="prompts in a batch")
@@ -77,4 +76,3 @@ class LearnerSettings(Section):
     keep_versions: int = Field(4, ge=2, description="weight versions kept in the store")
     checkpoint_every: int = Field(10, ge=1, description="steps between checkpoints")
     keep_checkpoints: int = Field(2, ge=1, description="checkpoints kept on disk")
-    directory: str = Field("runs/default/learner", description="where checkpoints are written")
