@@ -1,0 +1,192 @@
+"""Logs, traces and metrics of one process.
+
+Logs are JSON lines on stderr that carry the ids of the current span. Traces and metrics follow OpenTelemetry's
+semantic conventions for messaging: context travels in the headers `traceparent` and `tracestate`. Without `setup`
+everything here is a no-op of the OpenTelemetry API; nothing happens at import.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+import structlog
+from opentelemetry import metrics, propagate, trace
+from opentelemetry.context import Context
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import ConsoleMetricExporter, PeriodicExportingMetricReader
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter
+from opentelemetry.trace import Link, Span, SpanKind
+
+from infra import instruments
+from infra.settings import Settings
+
+FILE_INTERVAL_MS = 5000
+FLUSH_SECONDS = 5.0
+
+KINDS = {"send": SpanKind.PRODUCER, "process": SpanKind.CONSUMER, "receive": SpanKind.CLIENT, "settle": SpanKind.CLIENT}
+
+_providers: list[TracerProvider | MeterProvider] = []
+_files: list[TextIO] = []
+
+
+def setup(service: str, instance: str, settings: Settings) -> None:
+    """Configure logging, tracing and metrics of this process; called again it only renews the logging.
+
+    Spans and metrics go to the collector named by the standard `OTEL_EXPORTER_OTLP_*` variables, to JSON lines files
+    in `telemetry.directory`, to both, or nowhere.
+    """
+    _setup_logging(service, instance, settings)
+    if _providers:
+        return
+    resource = Resource.create(
+        {"service.name": f"tailrace-{service}", "service.instance.id": instance, "tailrace.run": settings.run.name}
+    )
+    tracers = TracerProvider(resource=resource, shutdown_on_exit=False)
+    readers: list[Any] = []
+    directory = settings.telemetry.directory
+    if directory is not None:
+        directory.mkdir(parents=True, exist_ok=True)
+        spans, points = ((directory / f"{instance}.{kind}.jsonl").open("a") for kind in ("spans", "metrics"))
+        _files.extend((spans, points))
+        tracers.add_span_processor(
+            BatchSpanProcessor(ConsoleSpanExporter(out=spans, formatter=lambda span: span.to_json(indent=None) + "\n"))
+        )
+        exporter = ConsoleMetricExporter(out=points, formatter=lambda data: data.to_json(indent=None) + "\n")
+        readers.append(PeriodicExportingMetricReader(exporter, export_interval_millis=FILE_INTERVAL_MS))
+    if any(
+        name.startswith("OTEL_EXPORTER_OTLP") and name.endswith("ENDPOINT") and os.environ[name] for name in os.environ
+    ):
+        span_exporter, metric_exporter = _otlp_exporters()
+        tracers.add_span_processor(BatchSpanProcessor(span_exporter))
+        readers.append(PeriodicExportingMetricReader(metric_exporter))
+    meters = MeterProvider(metric_readers=readers, resource=resource, shutdown_on_exit=False)
+    trace.set_tracer_provider(tracers)
+    metrics.set_meter_provider(meters)
+    _providers.extend((tracers, meters))
+
+
+def shutdown() -> None:
+    """Flush and close the exporters; gives up after a few seconds when the collector does not answer."""
+
+    def close() -> None:
+        for provider in _providers:
+            provider.shutdown()
+        for file in _files:
+            file.close()
+
+    thread = threading.Thread(target=close, name="telemetry-shutdown", daemon=True)
+    thread.start()
+    thread.join(FLUSH_SECONDS)
+
+
+def _otlp_exporters() -> tuple[Any, Any]:
+    if os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc").startswith("http"):
+        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+        return OTLPSpanExporter(), OTLPMetricExporter()
+    from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter as GrpcMetricExporter
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcSpanExporter
+
+    return GrpcSpanExporter(), GrpcMetricExporter()
+
+
+# --- logs -------------------------------------------------------------------------------------------------------------
+
+
+def _setup_logging(service: str, instance: str, settings: Settings) -> None:
+    context = {"service": service, "instance": instance, "run": settings.run.name}
+
+    def add_context(_logger: Any, _method: str, event: Any) -> Any:
+        span = trace.get_current_span().get_span_context()
+        if span.is_valid:
+            event["trace_id"], event["span_id"] = f"{span.trace_id:032x}", f"{span.span_id:016x}"
+        return {**event, **context}
+
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        add_context,
+    ]
+    final: list[Any] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta]
+    if sys.stderr.isatty():
+        final.append(structlog.dev.ConsoleRenderer())
+    else:
+        final += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str)]
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=final))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(settings.telemetry.log_level.upper())
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *shared,
+            structlog.stdlib.PositionalArgumentsFormatter(),
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=False,
+    )
+
+
+# --- traces -----------------------------------------------------------------------------------------------------------
+
+
+def inject(headers: dict[str, str]) -> None:
+    """Write the current trace context into a message's headers."""
+    propagate.inject(headers)
+
+
+@contextmanager
+def producer_span(template: str) -> Iterator[Span]:
+    """Span and metrics of publishing to a subject template; the caller injects the context into the headers inside."""
+    with _measured(template, "send", None, []) as span:
+        yield span
+
+
+@contextmanager
+def consumer_span(
+    template: str, headers: Mapping[str, str], *, operation: str = "process", links: Sequence[Mapping[str, str]] = ()
+) -> Iterator[Span]:
+    """Span and metrics of consuming from a subject template.
+
+    `headers` of the message make its producer the parent; `links` are the headers of a batch's messages, each linked.
+    `operation` is process, receive or settle.
+    """
+    contexts = (trace.get_current_span(propagate.extract(link)).get_span_context() for link in links)
+    parent = propagate.extract(headers) if headers else None
+    with _measured(template, operation, parent, [Link(context) for context in contexts if context.is_valid]) as span:
+        if links:
+            span.set_attribute("messaging.batch.message_count", len(links))
+        yield span
+
+
+@contextmanager
+def _measured(template: str, operation: str, parent: Context | None, links: list[Link]) -> Iterator[Span]:
+    started = time.perf_counter()
+    error: str | None = None
+    attributes = instruments.messaging_attributes(template, operation)
+    try:
+        with trace.get_tracer(instruments.SCOPE).start_as_current_span(
+            f"{operation} {template}", context=parent, kind=KINDS[operation], attributes=attributes, links=links
+        ) as span:
+            try:
+                yield span
+            except BaseException as problem:
+                error = type(problem).__name__
+                span.set_attribute("error.type", error)
+                raise
+    finally:
+        instruments.operation(template, operation, time.perf_counter() - started, error)
