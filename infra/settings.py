@@ -63,6 +63,7 @@ class ServiceSettings(Section):
     http_host: str = Field("127.0.0.1", description="address of the health endpoints")
     http_port: int = Field(0, ge=0, le=65535, description="port of /healthz and /readyz; 0 = any free port")
     drain_seconds: float = Field(20.0, gt=0, description="longest time from SIGTERM to exit")
+    liveness_seconds: float = Field(60.0, gt=0, description="/healthz fails when the main loop is silent for longer")
     heartbeat_seconds: float = Field(2.0, gt=0, description="interval of heartbeats and reports")
 
 
