@@ -62,7 +62,7 @@ class Reason(StrEnum):
     LATE = "late"  # arrived after its group was closed
     DUPLICATE = "duplicate"  # this rollout id was consumed before
     OVER_BUDGET = "over_budget"  # longer than one training micro-batch may be
-    REPLACED = "replaced"  # published by an older learner generation and never needed
+    UNKNOWN_TASK = "unknown_task"  # no learner of this run published its task
 
 
 class Message(msgspec.Struct, kw_only=True, frozen=True, tag_field="type"):

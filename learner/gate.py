@@ -1,0 +1,95 @@
+"""The admission gate: how many prompts may be under way, and which of them are lost. Pure; time is passed in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Outstanding:
+    """A task that is published and neither trained nor given up."""
+
+    index: int  # position in the run's sequence of prompts; the task's seed follows from it
+    suspect_since: float | None = None  # when there was first a reason to think that nobody works on it
+    arrived: bool = False  # at least one rollout of it has come
+
+
+class AdmissionGate:
+    """Bounds mean staleness by bounding the groups under way.
+
+    A group admitted while version v is the newest is trained at the latest as part of batch v + bound, if groups are
+    trained in order, so at most (bound + 1) batches may be outstanding, the one being trained included. With bound 0
+    nothing is admitted while a batch is trained: the synchronous barrier. (AReaL, arXiv 2505.24298, section 4.1, with
+    the groups consumed so far cancelled on both sides, so that there is no counter a restart could get wrong.)
+    """
+
+    def __init__(self, bound: int, groups_per_step: int, steps: int) -> None:
+        self.limit = (bound + 1) * groups_per_step
+        self.groups_per_step = groups_per_step
+        self.steps = steps
+        self.next_index = 0
+        self.outstanding: dict[str, Outstanding] = {}
+        self.in_training = 0  # groups of the batch being trained: under way until the version they make exists
+
+    def admit(self, version: int) -> list[int]:
+        """Indices of prompts to publish now, in order; each is outstanding from here on."""
+        needed = (self.steps - version) * self.groups_per_step
+        capacity = min(self.limit, needed) - len(self.outstanding) - self.in_training
+        return [self._issue() for _ in range(capacity)]
+
+    def adopt(self, task: str) -> list[int]:
+        """Indices to publish because a rollout shows that an earlier learner had published as far as `task`.
+
+        Publishing them again is harmless, since task ids are the same, and skips no prompt. Empty for tasks already
+        issued, and for ids too far ahead to have been issued by anyone.
+        """
+        index = task_index(task)
+        if index is None or index >= self.next_index + self.limit:
+            return []
+        return [self._issue() for _ in range(index + 1 - self.next_index)]
+
+    def _issue(self) -> int:
+        index = self.next_index
+        self.outstanding[task_id(index)] = Outstanding(index)
+        self.next_index += 1
+        return index
+
+    def arrived(self, task: str, now: float) -> None:
+        """A rollout of an outstanding task has come: older tasks without any have been overtaken."""
+        entry = self.outstanding[task]
+        entry.arrived = True
+        for other in self.outstanding.values():
+            if not other.arrived and other.index < entry.index and other.suspect_since is None:
+                other.suspect_since = now
+
+    def queue_empty(self, now: float) -> None:
+        """Nothing waits in the task queue and no generator holds a task: what has not arrived is suspect."""
+        for entry in self.outstanding.values():
+            if not entry.arrived and entry.suspect_since is None:
+                entry.suspect_since = now
+
+    def expired(self, now: float, deadline: float) -> list[str]:
+        """Tasks that have been suspect for longer than `deadline` seconds; the caller closes them.
+
+        While no generator is there at all, tasks wait in the queue and nothing is suspect: no time-out runs.
+        """
+        return [
+            task
+            for task, entry in self.outstanding.items()
+            if not entry.arrived and entry.suspect_since is not None and now - entry.suspect_since > deadline
+        ]
+
+    def close(self, task: str) -> None:
+        """The task was trained or given up: it makes room for another."""
+        del self.outstanding[task]
+
+
+def task_id(index: int) -> str:
+    """The id of the training task at `index`: the same for every learner of the run."""
+    return f"train-{index}"
+
+
+def task_index(task: str) -> int | None:
+    """The inverse of `task_id`; None for any other id."""
+    prefix, _, number = task.partition("-")
+    return int(number) if prefix == "train" and number.isascii() and number.isdecimal() and len(number) < 12 else None

@@ -1,0 +1,232 @@
+"""From rollouts to training batches: which are kept, which are dropped and why, and where to go on after a restart.
+
+Pure: the service feeds it messages and the clock, publishes what it returns, and stores its `state` in the checkpoint.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from contracts.messages import Reason, Rollout
+from learner.gate import AdmissionGate, Outstanding, task_id, task_index
+from learner.lineage import Lineage
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Rollouts that will not be trained on; published as `Discard`."""
+
+    task_id: str
+    rollout_ids: tuple[str, ...]
+    reason: Reason
+    detail: str
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A rollout with its sequence in the stream."""
+
+    rollout: Rollout
+    sequence: int
+
+
+@dataclass
+class Group:
+    """The rollouts of one task so far."""
+
+    task_id: str
+    size: int  # rollouts that can still be expected in all
+    first_at: float  # when the first rollout arrived, seconds of the caller's clock
+    arrivals: dict[int, Arrival] = field(default_factory=dict)  # by index in the group
+
+
+@dataclass(frozen=True)
+class TrainingGroup:
+    """Rollouts of one prompt that enter a batch together: at least two, all scored, none too stale."""
+
+    task_id: str
+    rollouts: tuple[Rollout, ...]
+    staleness: tuple[int, ...]  # per rollout, versions
+    zero_advantage: bool  # all rewards are equal: counts towards the batch, gives no gradient
+
+
+class Intake:
+    """Assembles groups, checks staleness at consumption, keeps the position for the checkpoint.
+
+    `position` is the first stream sequence that a resumed learner must read again; `consumed` holds the ids at or
+    after it that are already trained or dropped, so that reading again trains nothing twice.
+    """
+
+    def __init__(self, gate: AdmissionGate, lineage: Lineage, *, max_staleness: int, token_budget: int) -> None:
+        self.gate = gate
+        self.lineage = lineage
+        self.max_staleness = max_staleness
+        self.token_budget = token_budget
+        self.groups: dict[str, Group] = {}  # every group that is neither trained nor dropped, by task
+        self.ready: list[Group] = []  # those of them that wait for a batch, in the order they became ready
+        self.last_sequence = 0
+        self.consumed: dict[str, int] = {}  # rollout id -> sequence
+        self.replay_until = 0  # sequences up to here may repeat what the checkpoint already covers
+
+    def offer(self, rollout: Rollout, sequence: int, version: int, now: float) -> list[Drop]:
+        """Take one rollout from the stream. A group becomes ready with its last rollout."""
+        self.last_sequence = max(self.last_sequence, sequence)
+        task = rollout.task_id
+        if rollout.id in self.consumed:
+            replayed = sequence <= self.replay_until
+            return [] if replayed else [Drop(task, (rollout.id,), Reason.DUPLICATE, "this rollout was consumed before")]
+        arrival = Arrival(rollout, sequence)
+        if task not in self.gate.outstanding:
+            issued = (index := task_index(task)) is not None and index < self.gate.next_index
+            reason, detail = (
+                (Reason.LATE, f"task {task} was closed before")
+                if issued
+                else (Reason.UNKNOWN_TASK, f"no learner of this run published task {task}")
+            )
+            return [self._consume(task, [arrival], reason, detail)]
+        self.gate.arrived(task, now)
+        group = self.groups.setdefault(task, Group(task, rollout.group_size, now))
+        if rollout.index in group.arrivals:
+            return [Drop(task, (rollout.id,), Reason.DUPLICATE, "this rollout is already in its group")]
+        drops = self._refuse(group, arrival, version)
+        if not drops:
+            group.arrivals[rollout.index] = arrival
+        if len(group.arrivals) >= group.size and group not in self.ready:
+            self.ready.append(group)
+        return drops
+
+    def _refuse(self, group: Group, arrival: Arrival, version: int) -> list[Drop]:
+        """Drop what can never be trained; its group is complete without it."""
+        rollout = arrival.rollout
+        length = rollout.tokens.shape[0]
+        if length > self.token_budget:
+            reason, detail = Reason.OVER_BUDGET, f"{length} tokens, a forward pass may have {self.token_budget}"
+        elif rollout.reward is None:
+            reason, detail = Reason.UNSCORED, f"the verifier said {rollout.outcome}"
+        elif self.lineage.staleness(rollout.oldest, version) is None:
+            policy = rollout.oldest
+            reason = Reason.LOST_POLICY
+            detail = f"version {policy.version} of generation {policy.generation} is not an ancestor of these weights"
+        else:
+            return []
+        group.size -= 1
+        return [self._consume(group.task_id, [arrival], reason, detail)]
+
+    def expire(self, now: float, *, group_deadline: float, task_deadline: float) -> list[Drop]:
+        """Close groups whose last rollout does not come, and give up tasks that nobody works on."""
+        drops = []
+        late = [g for g in self.groups.values() if g not in self.ready and now - g.first_at > group_deadline]
+        for group in late:
+            if len(group.arrivals) >= 2:
+                self.ready.append(group)
+            else:
+                drops += self._close(group, f"{len(group.arrivals)} of {group.size} rollouts in {group_deadline:g} s")
+        for task in self.gate.expired(now, task_deadline):
+            self.gate.close(task)
+            detail = f"no rollout within {task_deadline:g} s although later tasks arrived or the queue is empty"
+            drops.append(Drop(task, (), Reason.TASK_EXPIRED, detail))
+        return drops
+
+    def take(self, version: int) -> tuple[list[TrainingGroup] | None, list[Drop]]:
+        """The batch for the step from `version`, or None while there are not enough groups; and what was dropped.
+
+        Groups are checked each time, oldest first: one that has become too stale while it waited is dropped here, one
+        that loses only some of its rollouts goes on with the rest.
+        """
+        drops: list[Drop] = []
+        batch: list[TrainingGroup] = []
+        for group in list(self.ready):
+            drops += self._drop_stale(group, version)
+            if len(group.arrivals) < 2:
+                drops += self._close(group, f"{len(group.arrivals)} usable rollouts")
+            else:
+                batch.append(self._training_group(group, version))
+        batch = batch[: self.gate.groups_per_step]
+        if len(batch) < self.gate.groups_per_step:
+            return None, drops
+        for training in batch:
+            self._remember(self._remove(self.groups[training.task_id]))
+            if training.zero_advantage:
+                ids = tuple(rollout.id for rollout in training.rollouts)
+                detail = f"all {len(ids)} rewards are {training.rollouts[0].reward:g}"
+                drops.append(Drop(training.task_id, ids, Reason.ZERO_ADVANTAGE, detail))
+        self.gate.in_training = len(batch)
+        self._forget()
+        return batch, drops
+
+    def _age(self, rollout: Rollout, version: int) -> int:
+        age = self.lineage.staleness(rollout.oldest, version)
+        assert age is not None, "rollouts outside the lineage are refused on arrival"
+        return age
+
+    def _drop_stale(self, group: Group, version: int) -> list[Drop]:
+        drops = []
+        for index, arrival in list(group.arrivals.items()):
+            age = self._age(arrival.rollout, version)
+            if age > self.max_staleness:
+                detail = f"{age} versions old, the bound is {self.max_staleness}"
+                drops.append(self._consume(group.task_id, [group.arrivals.pop(index)], Reason.STALE, detail))
+        return drops
+
+    def _training_group(self, group: Group, version: int) -> TrainingGroup:
+        rollouts = tuple(arrival.rollout for _, arrival in sorted(group.arrivals.items()))
+        ages = tuple(self._age(rollout, version) for rollout in rollouts)
+        return TrainingGroup(group.task_id, rollouts, ages, len({rollout.reward for rollout in rollouts}) == 1)
+
+    def _close(self, group: Group, detail: str) -> list[Drop]:
+        """Give up a group that cannot be compared with itself; nothing to say if its members were dropped before."""
+        arrivals = self._remove(group)
+        return [self._consume(group.task_id, arrivals, Reason.GROUP_INCOMPLETE, detail)] if arrivals else []
+
+    def _remove(self, group: Group) -> list[Arrival]:
+        del self.groups[group.task_id]
+        if group in self.ready:
+            self.ready.remove(group)
+        self.gate.close(group.task_id)
+        return list(group.arrivals.values())
+
+    def _consume(self, task: str, arrivals: list[Arrival], reason: Reason, detail: str) -> Drop:
+        self._remember(arrivals)
+        return Drop(task, tuple(arrival.rollout.id for arrival in arrivals), reason, detail)
+
+    def _remember(self, arrivals: list[Arrival]) -> None:
+        self.consumed.update((arrival.rollout.id, arrival.sequence) for arrival in arrivals)
+
+    def trained(self) -> None:
+        """The batch last taken has become a version."""
+        self.gate.in_training = 0
+
+    @property
+    def position(self) -> int:
+        """First stream sequence a resumed learner reads again: that of the oldest rollout not yet consumed."""
+        waiting = [arrival.sequence for group in self.groups.values() for arrival in group.arrivals.values()]
+        return min(waiting, default=self.last_sequence + 1)
+
+    def _forget(self) -> None:
+        """Keep consumed ids that may be seen again: those at or after the position, and the newest few thousand."""
+        position = self.position
+        excess = len(self.consumed) - 8192
+        if excess > 0:
+            old = [rollout for rollout, sequence in self.consumed.items() if sequence < position][:excess]
+            for rollout in old:
+                del self.consumed[rollout]
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds of the intake, JSON-able. Rollouts not yet consumed are read again."""
+        return {
+            "next_index": self.gate.next_index,
+            "outstanding": sorted(entry.index for entry in self.gate.outstanding.values()),
+            "position": self.position,
+            "last_sequence": self.last_sequence,
+            "consumed": self.consumed,
+            "lineage": self.lineage.starts,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from a checkpoint's `state` (the lineage is the caller's: it has a new generation to add)."""
+        self.gate.next_index = state["next_index"]
+        self.gate.outstanding = {task_id(index): Outstanding(index) for index in state["outstanding"]}
+        self.consumed = dict(state["consumed"])
+        self.replay_until = state["last_sequence"]
+        self.last_sequence = state["position"] - 1
