@@ -1,0 +1,1 @@
+"""What samples completions. Every engine speaks the protocol in `base`."""

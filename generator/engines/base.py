@@ -1,0 +1,99 @@
+"""The protocol between the generator service and whatever samples: groups in, tokens with log-probs out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from contracts.messages import Finish, PolicyRef, Sampling
+
+
+class EngineError(RuntimeError):
+    """A request, a load or the engine itself failed; the message says what and why."""
+
+
+class EngineFull(EngineError):
+    """Too many requests wait already: give the task back, or wait for `Engine.wait_free`."""
+
+
+class PromptTooLong(EngineError):
+    """The prompt leaves no room for a sampled token, or its group needs more slots than the engine has."""
+
+
+@dataclass(frozen=True)
+class SampleRequest:
+    """One prompt to sample a group of completions for."""
+
+    prompt: list[int]  # token ids, at least one
+    group_size: int  # completions, 1 .. the engine's max_requests
+    sampling: Sampling
+    seed: int  # with the policy, it determines the completions
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """One token of one completion, in order of sampling."""
+
+    index: int  # of the completion in its group
+    token: int
+    logprob: float  # natural log, under the distribution it was sampled from
+    policy: PolicyRef  # whose logits these were
+    finish: Finish | None = None  # set on the last token of the completion
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """Counters since the engine started."""
+
+    tokens: int  # sampled
+    busy_seconds: float  # computing prefill and decode steps
+    load_seconds: float  # copying weights
+    inflight: int  # completions being sampled now
+    queued: int  # completions of groups that wait for free slots
+
+
+class Engine(Protocol):
+    """Samples groups with the newest policy it was given; one instance per process and model."""
+
+    @property
+    def policy(self) -> PolicyRef | None:
+        """The policy that the next token is sampled with; None until the first `load`."""
+
+    @property
+    def window(self) -> int:
+        """Longest sequence, prompt and completion, in tokens."""
+
+    @property
+    def free(self) -> int:
+        """Completions that could start now without waiting; 0 while any group waits."""
+
+    @property
+    def error(self) -> str | None:
+        """Why the engine cannot go on, or None while it is healthy."""
+
+    @property
+    def stats(self) -> EngineStats: ...
+
+    async def load(self, policy: PolicyRef, weights: dict[str, Tensor]) -> float:
+        """Swap the weights between two decode steps; returns seconds. Requests in flight go on with their cache kept.
+
+        All or nothing: raises `EngineError` when names, shapes or numbers do not fit the model, which then stays as it
+        was.
+        """
+
+    def submit(self, request: SampleRequest) -> AsyncIterator[list[SampledToken]]:
+        """The tokens of all completions of the group as they come, one list per decode step, until all have finished.
+
+        Closing the iterator aborts the group and frees its slots. Raises, on the first step, `PromptTooLong`,
+        `EngineFull`, or `EngineError` before the first `load`; later `EngineError` when a step fails or the engine is
+        closed.
+        """
+
+    async def wait_free(self, completions: int) -> None:
+        """Return when a group of that size could start at once, or when the engine is no longer healthy."""
+
+    async def close(self) -> None:
+        """Fail what is in flight and stop the engine, in bounded time."""
