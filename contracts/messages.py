@@ -1,20 +1,32 @@
 """The messages on the bus: one struct per message, one comment per wire field.
 
-Rules of evolution, checked against committed golden messages: within a major version a field is never removed, renamed
-or retyped, and a new field has a default. Vocabularies (`purpose`, `outcome`, `finish`, `reason`, `state`) are open
-strings: the constants below are what this version writes, readers accept others.
+The comments are the descriptions in the JSON Schemas and the AsyncAPI document. Rules of evolution, checked against the
+committed lock and golden messages: within a major version a field is never removed, renamed or retyped, and a new field
+has a default. No number on the wire is NaN or infinite. Vocabularies (`purpose`, `outcome`, `finish`, `reason`,
+`state`) are open strings: the constants below are what this version writes, readers accept others.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from enum import StrEnum
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from contracts.errors import InvalidMessage
-from contracts.tensors import Tensor
+from contracts.tensors import ITEM_SIZES, Tensor, byte_count
+
+INT64_MAX = 2**63 - 1  # what clients in other languages can hold
+
+Nat = Annotated[int, Meta(ge=0, le=INT64_MAX)]
+Positive = Annotated[int, Meta(ge=1, le=INT64_MAX)]
+# `$` alone would let a trailing newline through in Python; the lookahead means the same in every dialect
+Token = Annotated[str, Meta(pattern=r"^[a-z0-9-]+(?!\n)$")]
+Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}(?!\n)$")]
 
 
 class Purpose(StrEnum):
@@ -73,57 +85,53 @@ class Message(msgspec.Struct, kw_only=True, frozen=True, tag_field="type"):
     v: int = 1  # major version; equals the version in the subject
 
     def check(self) -> None:
-        """Raise `InvalidMessage` where the fields contradict each other."""
+        """Raise `InvalidMessage` where the fields contradict each other; types and ranges are checked by the codec."""
+
+
+def _require_finite(where: str, numbers: Iterable[float]) -> None:
+    if not all(map(math.isfinite, numbers)):
+        raise InvalidMessage(f"{where}: every number must be finite, neither NaN nor infinite")
 
 
 class PolicyRef(msgspec.Struct, frozen=True, order=True):
     """Which weights: no two different contents ever share a reference."""
 
-    generation: int  # how often a learner has started on this run; older generations are refused
-    version: int  # optimizer steps since the run's first policy
-    digest: str  # sha256 of the weight bytes, lowercase hex
+    generation: Nat  # how often a learner has started on this run; older generations are refused
+    version: Nat  # optimizer steps since the run's first policy
+    digest: Digest  # sha256 of the weight bytes, lowercase hex
 
 
 class Sampling(msgspec.Struct, frozen=True):
     """How completions are sampled. The recorded log-probs are those of exactly this distribution."""
 
-    max_tokens: int  # sampled tokens per completion, at most
-    temperature: float = 1.0  # 0 = greedy, recorded log-probs are then 0
-    top_p: float = 1.0  # nucleus mass, 1 = off
-    top_k: int = 0  # 0 = off
-    stop: list[str] = []  # a completion ends with the token that completes one of these strings
-    # the token that completes a stop string is part of the completion: the policy chose it
+    max_tokens: Positive  # sampled tokens per completion, at most
+    temperature: Annotated[float, Meta(ge=0, lt=100)] = 1.0  # 0 = greedy, recorded log-probs are then 0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0  # nucleus mass, 1 = off
+    top_k: Nat = 0  # how many of the likeliest tokens may be sampled, 0 = off
+    stop: list[str] = []  # a completion ends with, and includes, the token that completes one of these
 
 
 class Task(Message, frozen=True, tag="task"):
     """One prompt to sample a group for: learner, router or analyzer -> generators."""
 
     id: str  # unique in the run and the same when published again
-    run: str  # run id, [a-z0-9-]+
+    run: Token  # run id, a token of the subject
     purpose: str  # Purpose
     environment: str  # registered environment, e.g. quick-facts, gym:basic_arithmetic, jsonl:/data/questions.jsonl
-    seed: int  # >= 0; with environment and split it determines the prompt and the answer
-    group_size: int  # completions to sample, >= 1
-    sampling: Sampling
+    seed: Nat  # with environment and split it determines the prompt and the answer
+    group_size: Positive  # completions to sample
+    sampling: Sampling  # how to sample them
     split: str = Split.TRAIN  # Split
-    generation: int = 0  # learner generation that published the task
-    min_version: int = 0  # a generator samples with this version of that generation, or newer, never older
-    issued_ns: int = 0  # unix time in ns when first published
-
-    def check(self) -> None:
-        if self.group_size < 1 or self.seed < 0 or self.sampling.max_tokens < 1:
-            raise InvalidMessage(f"task {self.id}: group_size and max_tokens must be >= 1 and seed >= 0")
-        if not (0.0 <= self.sampling.temperature < 100.0 and 0.0 < self.sampling.top_p <= 1.0):
-            raise InvalidMessage(f"task {self.id}: temperature must be in [0, 100) and top_p in (0, 1]")
-        if self.sampling.top_k < 0:
-            raise InvalidMessage(f"task {self.id}: top_k must be >= 0")
+    generation: Nat = 0  # learner generation that published the task
+    min_version: Nat = 0  # a generator samples with this version of that generation, or newer, never older
+    issued_ns: Nat = 0  # unix ns: first published
 
 
 class PolicySegment(msgspec.Struct, frozen=True):
     """A stretch of sampled tokens that one policy produced; it ends where the next one starts."""
 
-    start: int  # index into `tokens` of the first token of the segment
-    policy: PolicyRef
+    start: Nat  # index into `tokens` of the first token of the segment
+    policy: PolicyRef  # the weights that sampled the segment
 
 
 class Rollout(Message, frozen=True, tag="rollout"):
@@ -133,61 +141,64 @@ class Rollout(Message, frozen=True, tag="rollout"):
     """
 
     id: str  # {task_id}.{index}: the same when the task is done again
-    task_id: str
-    index: int  # position in the group, 0 .. group_size - 1
-    group_size: int
-    run: str
+    task_id: str  # the task it answers
+    index: Nat  # position in the group, 0 .. group_size - 1
+    group_size: Positive  # completions of the task
+    run: Token  # run id
     purpose: str  # Purpose
-    environment: str
+    environment: str  # of the task
     split: str  # Split
     item: str  # content hash of the prompt and its answer: pairs rollouts of different versions
     tokens: Tensor  # int32 [T]
     loss_mask: Tensor  # uint8 [T], 1 where the policy sampled the token
     logprobs: Tensor  # float32 [T], natural log under the distribution sampled (behaviour policy), 0 where not sampled
     temperatures: Tensor  # float32 [T], temperature the token was sampled at, 0 where not sampled
-    prompt_length: int  # tokens before the first sampled one
+    prompt_length: Positive  # tokens before the first sampled one
     segments: list[PolicySegment]  # ascending by start; the first starts at prompt_length
-    sampling: Sampling
+    sampling: Sampling  # of the task
     finish: str  # Finish
     outcome: str  # Outcome
     reward: float | None  # None = the verifier gave no score, never a stand-in for 0
     reward_parts: dict[str, float]  # named components of the reward
     completion: str  # decoded sampled text, lone surrogates replaced
     generator: str  # instance that sampled it
-    issued_ns: int  # unix ns: the task was first published
-    started_ns: int  # unix ns: sampling began
-    finished_ns: int  # unix ns: scored
+    issued_ns: Nat  # unix ns: the task was first published
+    started_ns: Nat  # unix ns: sampling began
+    finished_ns: Nat  # unix ns: scored
     sanitised: bool = False  # True where text had to be changed to be valid UTF-8
     teacher_tokens: Tensor | None = None  # int32 [S], the self-distillation teacher's context, where asked for
 
     def check(self) -> None:
         where = f"rollout {self.id}"
-        length = self.tokens.shape[0] if len(self.tokens.shape) == 1 else -1
-        expected = (("tokens", "int32"), ("loss_mask", "uint8"), ("logprobs", "float32"), ("temperatures", "float32"))
-        for name, dtype in expected:
-            tensor: Tensor = getattr(self, name)
-            tensor.check(f"{where}: {name}")
-            if tensor.dtype != dtype or tensor.shape != [length]:
-                raise InvalidMessage(f"{where}: {name} must be {dtype} [{length}], got {tensor.dtype} {tensor.shape}")
+        if self.index >= self.group_size or self.id != f"{self.task_id}.{self.index}":
+            raise InvalidMessage(f"{where}: is not member {self.index} of {self.group_size} of task {self.task_id}")
+        length = self.tokens.shape[0] if self.tokens.shape else 0
+        _check_vector(where, "tokens", self.tokens, "int32", length)
+        _check_vector(where, "loss_mask", self.loss_mask, "uint8", length)
+        _check_vector(where, "logprobs", self.logprobs, "float32", length)
+        _check_vector(where, "temperatures", self.temperatures, "float32", length)
         if not 1 <= self.prompt_length < length:
             raise InvalidMessage(f"{where}: prompt_length {self.prompt_length} is not inside 1..{length - 1}")
         starts = [segment.start for segment in self.segments]
         if not starts or starts[0] != self.prompt_length or starts != sorted(set(starts)) or starts[-1] >= length:
             raise InvalidMessage(f"{where}: policy segments {starts} do not cover {self.prompt_length}..{length}")
-        if not (0 <= self.index < self.group_size):
-            raise InvalidMessage(f"{where}: index {self.index} is outside a group of {self.group_size}")
+        # Reductions and comparisons written so that NaN fails them.
+        if np.minimum.reduce(self.tokens.array()) < 0:
+            raise InvalidMessage(f"{where}: token ids must be >= 0")
+        if np.maximum.reduce(self.loss_mask.array()) > 1 or self.loss_mask.data.find(1) != self.prompt_length:
+            raise InvalidMessage(f"{where}: the loss mask must be 0 or 1, and first 1 at {self.prompt_length}")
         logprobs = self.logprobs.array()
-        if not np.isfinite(logprobs).all() or (logprobs > 1e-3).any():
+        if not (np.minimum.reduce(logprobs) > -np.inf and np.maximum.reduce(logprobs) <= 1e-3):
             raise InvalidMessage(f"{where}: log-probs must be finite and not above 0")
-        if not np.isfinite(self.temperatures.array()).all():
-            raise InvalidMessage(f"{where}: temperatures must be finite")
-        if self.tokens.array().min() < 0 or self.loss_mask.array().max() > 1:
-            raise InvalidMessage(f"{where}: token ids must be >= 0 and the loss mask 0 or 1")
-        if self.loss_mask.array()[: self.prompt_length].any():
-            raise InvalidMessage(f"{where}: the loss mask covers prompt tokens")
-        numbers = [*self.reward_parts.values(), *([] if self.reward is None else [self.reward])]
-        if not np.isfinite(numbers).all():
-            raise InvalidMessage(f"{where}: rewards must be finite")
+        temperatures = self.temperatures.array()
+        if not (np.minimum.reduce(temperatures) >= 0 and np.maximum.reduce(temperatures) < np.inf):
+            raise InvalidMessage(f"{where}: temperatures must be finite and not below 0")
+        _require_finite(f"{where}: reward", [*self.reward_parts.values(), self.reward or 0.0])
+        if self.teacher_tokens is not None:
+            context = self.teacher_tokens
+            _check_vector(where, "teacher_tokens", context, "int32", context.shape[0] if context.shape else 0)
+            if np.minimum.reduce(context.array(), initial=0) < 0:
+                raise InvalidMessage(f"{where}: teacher token ids must be >= 0")
 
     @property
     def oldest(self) -> PolicyRef:
@@ -195,17 +206,23 @@ class Rollout(Message, frozen=True, tag="rollout"):
         return min(segment.policy for segment in self.segments)
 
 
+def _check_vector(where: str, name: str, tensor: Tensor, dtype: str, length: int) -> None:
+    if tensor.dtype != dtype or tensor.shape != [length] or len(tensor.data) != length * ITEM_SIZES[dtype]:
+        tensor.check(f"{where}: {name}")
+        raise InvalidMessage(f"{where}: {name} must be {dtype} [{length}], got {tensor.dtype} {tensor.shape}")
+
+
 class Discard(Message, frozen=True, tag="discard"):
     """Rollouts, or a whole task, that became no gradient, and why: learner -> analyzer, downstream."""
 
-    run: str
-    task_id: str
+    run: Token  # run id
+    task_id: str  # the task the rollouts answer
     rollout_ids: list[str]  # empty when no rollout of the task ever arrived
     reason: str  # Reason
     detail: str  # one sentence with the figures behind the reason
-    generation: int  # of the learner that decided
-    version: int  # learner version at the decision
-    at_ns: int  # unix ns
+    generation: Nat  # of the learner that decided
+    version: Nat  # learner version at the decision
+    at_ns: Nat  # unix ns
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
@@ -213,110 +230,129 @@ class TensorSpec(msgspec.Struct, frozen=True):
 
     name: str  # the model's state-dict key
     dtype: str  # see contracts.tensors.ITEM_SIZES
-    shape: list[int]
-    offset: int  # bytes from the start; tensors are laid out back to back, in order
+    shape: list[int]  # row-major; every dimension >= 0
+    offset: Nat  # bytes from the start; tensors are laid out back to back, in order
 
 
 class BlobManifest(Message, frozen=True, tag="blob_manifest"):
     """Closes a chunked blob on its subject, after all of its chunks: whoever sees it can read all of it."""
 
-    digest: str  # sha256 of the whole blob, lowercase hex; also the last token of the subject
-    size: int  # bytes
-    chunk_bytes: int  # size of every chunk but the last
-    chunks: int  # how many chunk messages precede this one
+    digest: Digest  # sha256 of the whole blob, lowercase hex; also the last token of the subject
+    size: Nat  # bytes
+    chunk_bytes: Positive  # size of every chunk but the last
+    chunks: Nat  # how many chunk messages precede this one
+
+    def check(self) -> None:
+        if self.chunks != -(-self.size // self.chunk_bytes):
+            raise InvalidMessage(f"blob {self.digest}: {self.size} bytes are not {self.chunks} x {self.chunk_bytes}")
 
 
 class Claim(Message, frozen=True, tag="claim"):
     """Stands on a subject in place of a message above the server's payload limit; the body is in the blob store."""
 
     schema: str  # schema id of the message behind it, e.g. rollout/1
-    digest: str  # sha256 of its encoded bytes: the blob's name
-    size: int  # bytes
+    digest: Digest  # sha256 of its encoded bytes: the blob's name
+    size: Nat  # bytes
 
 
 class PolicyVersion(Message, frozen=True, tag="policy_version"):
     """A policy that can be loaded now: learner -> generators, router, analyzer. Published after its weights."""
 
-    run: str
-    policy: PolicyRef
+    run: Token  # run id
+    policy: PolicyRef  # the weights this message announces
     tensors: list[TensorSpec]  # the layout of the weight blob named by policy.digest
-    size: int  # bytes of the weight blob
-    bundle: str  # digest of the blob with config and tokenizer: generators need nothing but the bus
+    size: Nat  # bytes of the weight blob
+    bundle: Digest  # of the blob with config and tokenizer: generators need nothing but the bus
     parent: PolicyRef | None  # the policy it was trained from; None for a generation's first
-    published_ns: int  # unix ns
+    published_ns: Nat  # unix ns
 
     def check(self) -> None:
-        if any(spec.offset < 0 or spec.offset > self.size for spec in self.tensors):
-            raise InvalidMessage(f"policy {self.policy.version}: a tensor lies outside the {self.size} weight bytes")
+        end = 0
+        for spec in self.tensors:
+            where = f"policy {self.policy.version}: {spec.name}"
+            if spec.offset != end:
+                raise InvalidMessage(f"{where}: starts at byte {spec.offset}, the tensor before it ends at {end}")
+            end += byte_count(spec.dtype, spec.shape, where)
+        if end != self.size:
+            raise InvalidMessage(f"policy {self.policy.version}: its tensors end at byte {end} of {self.size}")
 
 
 class StepReport(Message, frozen=True, tag="step_report"):
     """What one optimizer step consumed and did: learner -> all."""
 
-    run: str
+    run: Token  # run id
     policy: PolicyRef  # the policy the step produced
-    step: int  # = policy.version
+    step: Nat  # = policy.version
     rollout_ids: list[str]  # rollouts consumed, R of them
     staleness: list[int]  # [R] learner version at consumption minus version of the oldest token
     rewards: list[float]  # [R]
-    groups: int  # groups consumed, those with zero advantage included
-    zero_advantage_groups: int  # groups that gave no gradient
-    tokens: int  # sampled tokens trained on
-    loss: float
+    groups: Nat  # groups consumed, those with zero advantage included
+    zero_advantage_groups: Nat  # groups that gave no gradient
+    tokens: Nat  # sampled tokens trained on
+    loss: float  # of the objective, averaged as the objective defines
     grad_norm: float  # before clipping
-    learning_rate: float
+    learning_rate: float  # of this step, warm-up included
     metrics: dict[str, float]  # objective's own: mismatch_kl, clip_fraction, effective_sample_size, ...
     seconds: dict[str, float]  # wall seconds of this step by state: wait_for_batch, train, publish, checkpoint
     wall_seconds: float  # since the first training task of this learner process
     idle_seconds: float  # of wall_seconds, not spent computing
-    staleness_bound: int  # the setting in force
+    staleness_bound: Nat  # the setting in force
     outstanding: int  # tasks published and not yet trained or dropped
-    at_ns: int  # unix ns
+    at_ns: Nat  # unix ns
+
+    def check(self) -> None:
+        if not len(self.rollout_ids) == len(self.staleness) == len(self.rewards):
+            raise InvalidMessage(f"step {self.step}: rollout_ids, staleness and rewards differ in length")
+        measured = (self.loss, self.grad_norm, self.learning_rate, self.wall_seconds, self.idle_seconds)
+        _require_finite(f"step {self.step}", [*measured, *self.rewards, *self.metrics.values(), *self.seconds.values()])
 
 
 class GeneratorReport(Message, frozen=True, tag="generator_report"):
     """How a generator spent its time; counters run from the start of the process: generators -> all."""
 
-    run: str
+    run: Token  # run id
     generator: str  # instance
-    generation: int  # of the loaded policy
-    version: int  # of the loaded policy
+    generation: Nat  # of the loaded policy
+    version: Nat  # of the loaded policy
     seconds: dict[str, float]  # wall seconds by state since the first training task: busy, idle, load
     wall_seconds: float  # since the first training task of this process
     idle_seconds: float  # of wall_seconds, the engine had nothing to compute
-    tokens: int  # sampled tokens so far
-    rollouts: int  # published so far
+    tokens: Nat  # sampled tokens so far
+    rollouts: Nat  # published so far
     outcomes: dict[str, int]  # rollouts by Outcome
-    inflight: int  # completions being sampled now
-    at_ns: int  # unix ns
+    inflight: Nat  # completions being sampled now
+    at_ns: Nat  # unix ns
+
+    def check(self) -> None:
+        _require_finite(f"generator {self.generator}", [self.wall_seconds, self.idle_seconds, *self.seconds.values()])
 
 
 class Heartbeat(Message, frozen=True, tag="heartbeat"):
     """A service's sign of life, every few seconds: all services -> all."""
 
-    run: str
+    run: Token  # run id
     service: str  # generator, learner, ...
-    instance: str
+    instance: str  # name of the process
     state: str  # starting, ready, draining, stopped
     detail: str  # one sentence for people
-    started_ns: int  # unix ns: process start
-    at_ns: int  # unix ns
+    started_ns: Nat  # unix ns: process start
+    at_ns: Nat  # unix ns
 
 
 class DeadLetter(Message, frozen=True, tag="dead_letter"):
     """A message that could not be used, kept for operators: any consumer -> operators."""
 
     stream: str  # where it lay
-    subject: str
-    sequence: int  # stream sequence
+    subject: str  # it was published to
+    sequence: Nat  # stream sequence
     consumer: str  # who gave up on it
     code: str  # machine-readable: malformed, invalid, unknown_version, max_deliveries, ...
     reason: str  # one sentence
     headers: dict[str, str]  # as received
     payload: bytes  # first bytes of the body
-    size: int  # bytes of the whole body
-    deliveries: int  # how often it was tried
-    at_ns: int  # unix ns
+    size: Nat  # bytes of the whole body
+    deliveries: Nat  # how often it was tried
+    at_ns: Nat  # unix ns
 
 
 MESSAGES: tuple[type[Message], ...] = (

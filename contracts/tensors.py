@@ -13,14 +13,28 @@ import numpy as np
 
 from contracts.errors import InvalidMessage
 
-# bfloat16 has no numpy type: `Tensor.array` refuses it, readers with torch reinterpret the bytes themselves.
 ITEM_SIZES = {"uint8": 1, "int32": 4, "int64": 8, "float16": 2, "bfloat16": 2, "float32": 4}
+MAX_DIMENSIONS = 16  # a bound on the work that a hostile shape can cause
+
+# bfloat16 has no numpy type: readers with torch reinterpret the bytes themselves.
+_LITTLE = {name: np.dtype(name).newbyteorder("<") for name in ITEM_SIZES if name != "bfloat16"}
+
+
+def byte_count(dtype: str, shape: list[int], where: str) -> int:
+    """Bytes that an array of `dtype` and `shape` takes. Raises `InvalidMessage`, naming `where`."""
+    if dtype not in ITEM_SIZES:
+        raise InvalidMessage(f"{where}: dtype {dtype!r} is not one of {', '.join(ITEM_SIZES)}")
+    if len(shape) > MAX_DIMENSIONS:
+        raise InvalidMessage(f"{where}: {len(shape)} dimensions, at most {MAX_DIMENSIONS} are allowed")
+    if any(size < 0 for size in shape):
+        raise InvalidMessage(f"{where}: shape {shape} has a negative dimension")
+    return math.prod(shape) * ITEM_SIZES[dtype]
 
 
 class Tensor(msgspec.Struct, frozen=True):
     """An n-dimensional array; `len(data) == prod(shape) * itemsize(dtype)`, checked by `check`."""
 
-    dtype: str  # one of ITEM_SIZES
+    dtype: str  # uint8, int32, int64, float16, bfloat16 or float32
     shape: list[int]  # row-major; every dimension >= 0
     data: bytes  # raw little-endian items
 
@@ -28,18 +42,14 @@ class Tensor(msgspec.Struct, frozen=True):
     def of(cls, array: np.ndarray) -> Tensor:
         """Wrap a numpy array of one of the wire's dtypes; other dtypes raise `InvalidMessage`."""
         dtype = array.dtype.name
-        if dtype not in ITEM_SIZES:
-            raise InvalidMessage(f"tensor: dtype {dtype} is not one of {', '.join(ITEM_SIZES)}")
-        little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+        if dtype not in _LITTLE:
+            raise InvalidMessage(f"tensor: dtype {dtype} is not one of {', '.join(_LITTLE)}")
+        little = array.astype(_LITTLE[dtype], copy=False)
         return cls(dtype=dtype, shape=list(array.shape), data=little.tobytes())
 
     def check(self, name: str) -> None:
         """Raise `InvalidMessage`, naming the field `name`, unless dtype, shape and byte count agree."""
-        if self.dtype not in ITEM_SIZES:
-            raise InvalidMessage(f"{name}: dtype {self.dtype!r} is not one of {', '.join(ITEM_SIZES)}")
-        if any(size < 0 for size in self.shape):
-            raise InvalidMessage(f"{name}: shape {self.shape} has a negative dimension")
-        expected = math.prod(self.shape) * ITEM_SIZES[self.dtype]
+        expected = byte_count(self.dtype, self.shape, name)
         if len(self.data) != expected:
             raise InvalidMessage(
                 f"{name}: shape {self.shape} of {self.dtype} needs {expected} bytes, got {len(self.data)}"
@@ -47,4 +57,6 @@ class Tensor(msgspec.Struct, frozen=True):
 
     def array(self) -> np.ndarray:
         """A read-only numpy view of the data, without a copy. Call `check` first on anything from the bus."""
-        return np.frombuffer(self.data, dtype=np.dtype(self.dtype).newbyteorder("<")).reshape(self.shape)
+        if self.dtype not in _LITTLE:
+            raise InvalidMessage(f"tensor: dtype {self.dtype!r} has no numpy type")
+        return np.frombuffer(self.data, dtype=_LITTLE[self.dtype]).reshape(self.shape)
