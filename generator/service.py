@@ -1,0 +1,263 @@
+"""The generator from top to bottom: tasks in, rollouts out.
+
+`main` takes the newest policy from the bus and starts sampling; `_follow` loads each newer one while requests are in
+flight; `_handle` turns one task into a group of scored rollouts. The engine never stops for any of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from pathlib import Path
+
+import structlog
+from infra.blobs import BlobCorrupt, BlobMissing
+from infra.bus import Received
+from infra.grading import Grader
+from infra.policies import PolicyStore
+from infra.work import Reject, Retry, work
+
+from contracts import subjects
+from contracts.errors import InvalidMessage
+from contracts.messages import GeneratorReport, PolicyVersion, Purpose, Split, Task
+from generator.engines import Engine, EngineError, PromptTooLong, SampleRequest, make_engine
+from generator.environments import Environment, Item, environment
+from generator.rollouts import Completion, rollout_of, sampling_seed
+from generator.settings import GeneratorSettings
+from infra import instruments, models, weights
+from infra.errors import UserError
+from infra.sandbox import Limits, Sandbox
+from infra.service import Service
+
+log = structlog.get_logger(__name__)
+
+RETRY_SECONDS = 1.0  # before another generator, or this one, takes a task whose policy has not come here
+
+
+async def main(service: Service) -> None:
+    """Sample until asked to stop; tasks that are not finished by then go back to the queue."""
+    settings: GeneratorSettings = service.settings.section("generator")
+    environments = {service.settings.run.environment: environment(service.settings.run.environment)}
+    sandbox = Sandbox(settings.verifiers, Limits(wall_seconds=settings.verifier_seconds))
+    await sandbox.start()
+    log.info("verifiers are confined", enforced=sandbox.enforced, missing=sandbox.missing)
+    try:
+        service.not_ready("waiting for the first policy")
+        policies = PolicyStore(service.bus, service.settings.run.name)
+        async with aclosing(policies.follow(service.instance)) as versions:
+            first = await _first(service, versions)
+            if first is None:
+                return
+            with tempfile.TemporaryDirectory(prefix="tailrace-model-") as folder:
+                models.unbundle(await policies.get_bundle(first.bundle), Path(folder))
+                tokenizer = models.load_tokenizer(Path(folder))
+                engine = await asyncio.to_thread(make_engine, settings, Path(folder), tokenizer)
+            try:
+                grader = Grader(sandbox, settings.verifier_seconds)
+                generator = Generator(service, settings, policies, engine, tokenizer, grader, environments)
+                await generator.load(first)
+                service.spawn(generator.follow(versions), "policies")
+                service.spawn(generator.report(), "reports")
+                service.ready(f"version {first.policy.version}")
+                await generator.work()
+            finally:
+                await engine.close()
+    finally:
+        await sandbox.close()
+
+
+async def _first(service: Service, versions: AsyncGenerator[PolicyVersion]) -> PolicyVersion | None:
+    """The newest policy, or None if the service is stopped before there is one."""
+    waiting = asyncio.ensure_future(anext(versions))
+    while not waiting.done() and not service.stopping.is_set():
+        service.beat()
+        await asyncio.wait({waiting}, timeout=1.0)
+    if waiting.done():
+        return waiting.result()
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    return None
+
+
+class Generator:
+    """One generator process: an engine, a verifier pool, and the policy they work with."""
+
+    def __init__(
+        self,
+        service: Service,
+        settings: GeneratorSettings,
+        policies: PolicyStore,
+        engine: Engine,
+        tokenizer: models.Tokenizer,
+        grader: Grader,
+        environments: dict[str, Environment],
+    ) -> None:
+        self.service = service
+        self.settings = settings
+        self.policies = policies
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.grader = grader
+        self.environments = environments
+        self.loaded = asyncio.Condition()  # notified after each load
+        self.sampling = 0  # completions promised to the engine and not yet finished
+        self.group_size = 1  # of the last task: how many slots the next one will take
+        self.outcomes: Counter[str] = Counter()
+        self.started: float | None = None  # monotonic time of the first training task
+        self.before_start = engine.stats
+
+    # -- policies in ---------------------------------------------------------------------------------------------
+
+    async def follow(self, versions: AsyncGenerator[PolicyVersion]) -> None:
+        """Load each newer policy while requests are in flight. One that cannot be read is skipped for the next."""
+        async for version in versions:
+            try:
+                await self.load(version)
+            except (BlobMissing, BlobCorrupt, InvalidMessage, EngineError) as error:
+                log.error("policy not loaded", version=version.policy.version, error=str(error))
+
+    async def load(self, version: PolicyVersion) -> None:
+        """Fetch, verify and swap in one policy."""
+        data = await self.policies.fetch(version)
+        await self.engine.load(version.policy, weights.unpack(data, version.tensors))
+        async with self.loaded:
+            self.loaded.notify_all()
+        seconds = (time.time_ns() - version.published_ns) / 1e9
+        instruments.weights(version.size, "load")
+        instruments.weights_applied(seconds)
+        log.info("policy loaded", version=version.policy.version, seconds_since_published=round(seconds, 2))
+
+    def _has(self, task: Task) -> bool:
+        policy = self.engine.policy
+        return policy is not None and (policy.generation, policy.version) >= (task.generation, task.min_version)
+
+    async def _wait_for_policy(self, task: Task) -> None:
+        """Return when the engine holds a policy the task allows; `Retry` when none comes in time."""
+        try:
+            async with asyncio.timeout(self.settings.policy_wait), self.loaded:
+                await self.loaded.wait_for(lambda: self._has(task))
+        except TimeoutError:
+            log.warning("no policy for task", task=task.id, needed=task.min_version, loaded=self.engine.policy)
+            raise Retry(RETRY_SECONDS) from None
+
+    # -- tasks in, rollouts out ----------------------------------------------------------------------------------
+
+    async def work(self) -> None:
+        """Take tasks of both purposes until asked to stop."""
+        service = self.service
+        drain = service.settings.service.drain_seconds / 2
+        loops = [
+            work(
+                service.bus, subjects.TASK_WORKERS, self._handle, slots=self._slots, stopping=service.stopping,
+                drain=drain, run=service.settings.run.name, purpose=purpose, pool=self.settings.pool,
+            )
+            for purpose in (Purpose.EVAL, Purpose.TRAIN)
+        ]  # fmt: skip
+        async with asyncio.TaskGroup() as group:
+            for loop in loops:
+                group.create_task(loop)
+
+    def _slots(self) -> int:
+        """Tasks that could start now: a generator takes no work it would only let lie."""
+        return max(self.settings.max_requests - self.sampling, 0) // self.group_size
+
+    async def _handle(self, received: Received[Task]) -> None:
+        """One task: wait for its policy, sample the group, score it, publish every rollout. Returning acks the task."""
+        task = received.message
+        if task.purpose == Purpose.TRAIN and self.started is None:
+            self.started, self.before_start = time.monotonic(), self.engine.stats
+        instruments.queue_age(subjects.TASK.template, (time.time_ns() - task.issued_ns) / 1e9)
+        self.group_size = task.group_size
+        self.sampling += task.group_size
+        try:
+            item, prompt = await self._prompt(task)
+            await self._wait_for_policy(task)
+            started_ns = time.time_ns()
+            completions = await self._sample(task, prompt)
+        finally:
+            self.sampling -= task.group_size
+        async with asyncio.TaskGroup() as group:
+            for index, completion in enumerate(completions):
+                group.create_task(self._finish(task, item, index, prompt, completion, started_ns))
+
+    async def _prompt(self, task: Task) -> tuple[Item, list[int]]:
+        try:
+            if task.environment not in self.environments:
+                self.environments[task.environment] = await asyncio.to_thread(environment, task.environment)
+            item = await asyncio.to_thread(self.environments[task.environment].item, task.seed, Split(task.split))
+            return item, models.encode_prompt(self.tokenizer, item.prompt)
+        except (UserError, ValueError) as error:
+            raise Reject("bad_task", f"task {task.id}: {error}") from error
+
+    async def _sample(self, task: Task, prompt: list[int]) -> list[Completion]:
+        completions = [Completion() for _ in range(task.group_size)]
+        request = SampleRequest(prompt, task.group_size, task.sampling, sampling_seed(task))
+        try:
+            async with aclosing(self.engine.submit(request)) as steps:
+                async for step in steps:
+                    for token in step:
+                        completions[token.index].add(token)
+        except PromptTooLong as error:
+            raise Reject("prompt_too_long", f"task {task.id}: {error}") from error
+        except EngineError as error:
+            log.error("sampling failed, the task goes back", task=task.id, error=str(error))
+            raise Retry(RETRY_SECONDS) from error
+        return completions
+
+    async def _finish(
+        self, task: Task, item: Item, index: int, prompt: list[int], completion: Completion, started_ns: int
+    ) -> None:
+        """Score one completion and publish it."""
+        text = self.tokenizer.decode(completion.tokens, skip_special_tokens=True)
+        assert completion.finish is not None
+        grade = await self.grader.grade(item.verifier, text, item.expected, completion.finish)
+        rollout = rollout_of(
+            task, item, index, prompt, completion, text, grade,
+            generator=self.service.instance, started_ns=started_ns, finished_ns=time.time_ns(),
+        )  # fmt: skip
+        await self.service.bus.publish(
+            subjects.ROLLOUT, rollout, id=f"{task.run}.{rollout.id}", run=task.run, purpose=task.purpose
+        )
+        self.outcomes[rollout.outcome] += 1
+
+    # -- reports out ---------------------------------------------------------------------------------------------
+
+    async def report(self) -> None:
+        """Publish how the time was spent, every heartbeat; end the service when the engine cannot go on."""
+        run = self.service.settings.run.name
+        while True:
+            await asyncio.sleep(self.service.settings.service.heartbeat_seconds)
+            if self.engine.error is not None:
+                raise RuntimeError(f"the engine stopped: {self.engine.error}")
+            self.service.beat()
+            report = self._report(run)
+            instruments.generator_idle(report.idle_seconds / max(report.wall_seconds, 1e-9))
+            await self.service.bus.publish(
+                subjects.GENERATOR, report, id=f"{self.service.instance}.{report.at_ns}", run=run
+            )
+
+    def _report(self, run: str) -> GeneratorReport:
+        stats, policy = self.engine.stats, self.engine.policy
+        assert policy is not None, "reports start after the first load"
+        wall = 0.0 if self.started is None else time.monotonic() - self.started
+        busy = stats.busy_seconds - self.before_start.busy_seconds if self.started is not None else 0.0
+        load = stats.load_seconds - self.before_start.load_seconds if self.started is not None else 0.0
+        idle = max(wall - busy - load, 0.0)
+        return GeneratorReport(
+            run=run,
+            generator=self.service.instance,
+            generation=policy.generation,
+            version=policy.version,
+            seconds={"busy": busy, "load": load, "idle": idle},
+            wall_seconds=wall,
+            idle_seconds=idle,
+            tokens=stats.tokens,
+            rollouts=self.outcomes.total(),
+            outcomes=dict(self.outcomes),
+            inflight=stats.inflight,
+            at_ns=time.time_ns(),
+        )

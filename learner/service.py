@@ -1,0 +1,369 @@
+"""The learner from top to bottom: rollouts in, policy versions out.
+
+Three loops share one `Intake`: `_admit` publishes prompts as far as the staleness bound allows, `_receive` reads
+rollouts in stream order, and `run` trains whenever a batch is there, while the version before is still on its way to
+the generators. Everything that is decided is decided in `Intake`, `AdmissionGate` and `Trainer`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import structlog
+from infra.bus import QueueFull
+from infra.leases import Lease, acquire
+from infra.policies import PolicyStore
+
+from contracts import subjects
+from contracts.messages import Discard, PolicyRef, Purpose, Rollout, Sampling, StepReport, Task, TensorSpec
+from infra import instruments, models, telemetry
+from infra.service import Service
+from learner.advantages import group_advantages
+from learner.checkpoints import Checkpoints
+from learner.evaluation import evaluate
+from learner.gate import AdmissionGate, task_id
+from learner.intake import Drop, Intake, TrainingGroup
+from learner.lineage import Lineage
+from learner.packing import Sample, sample_of
+from learner.settings import LearnerSettings
+from learner.stopwatch import Stopwatch
+from learner.trainer import StepStats, Trainer
+
+log = structlog.get_logger(__name__)
+
+LEASE_WAIT = 60.0  # seconds for a former learner's lease to expire
+IDLE_CHECK = 2.0  # seconds between looks at the task queue while nothing arrives
+BACKPRESSURE_PAUSE = 1.0  # seconds before a full task queue is tried again
+
+
+async def main(service: Service) -> None:
+    """Train until the run's steps are done or the service is asked to stop; a checkpoint is written either way."""
+    settings: LearnerSettings = service.settings.section("learner")
+    run = service.settings.run
+    lease = await acquire(service.bus, f"{run.name}.learner", service.instance, wait=LEASE_WAIT)
+    service.spawn(_watch(lease), "lease")
+    try:
+        learner = await Learner.start(service, settings, lease.generation)
+        await learner.run()
+    finally:
+        await lease.release()
+
+
+async def _watch(lease: Lease) -> None:
+    await lease.lost.wait()
+    raise RuntimeError("the learner's lease was taken by another process: only one learner may train a run")
+
+
+class Learner:
+    """One learner process, holder of one generation."""
+
+    def __init__(self, service: Service, settings: LearnerSettings, generation: int, trainer: Trainer, intake: Intake):
+        self.service = service
+        self.settings = settings
+        self.generation = generation
+        self.trainer = trainer
+        self.intake = intake
+        self.run_name = service.settings.run.name
+        self.policies = PolicyStore(service.bus, self.run_name)
+        self.checkpoints = Checkpoints(_directory(service), settings.keep_checkpoints)
+        self.stopwatch = Stopwatch(time.monotonic)
+        self.policy: PolicyRef | None = None
+        self.bundle = ""
+        self.version = trainer.version  # the trainer's own moves inside its thread, this one between steps
+        self.room = asyncio.Event()  # the gate may have room: `_admit` looks
+        self.arrived = asyncio.Event()  # a batch may be there, or the service is stopping: `_next_batch` looks
+        self.last_arrival = 0.0
+        self.traces: dict[
+            str, dict[str, str]
+        ] = {}  # headers of rollouts not yet trained: the step's span links to them
+        self.publishing: asyncio.Task[None] | None = None
+        self.saving: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def start(cls, service: Service, settings: LearnerSettings, generation: int) -> Learner:
+        """Load the model and, where there is one, the newest complete checkpoint; announce the first policy."""
+        run = service.settings.run
+        service.not_ready("loading the model")
+        folder = await asyncio.to_thread(models.resolve, settings.model, seed=run.seed)
+        trainer = await asyncio.to_thread(Trainer, folder, settings, seed=run.seed)
+        gate = AdmissionGate(settings.max_staleness, settings.groups_per_step, settings.steps)
+        # Version 0 is made from model and seed alone, so an earlier generation's version 0 is an ancestor too.
+        lineage = Lineage([(earlier, 0) for earlier in range(1, generation + 1)])
+        intake = Intake(gate, lineage, max_staleness=settings.max_staleness, token_budget=settings.token_budget)
+        checkpoint = await asyncio.to_thread(Checkpoints(_directory(service), settings.keep_checkpoints).latest)
+        if checkpoint is not None:
+            await asyncio.to_thread(trainer.load_state, checkpoint.trainer)
+            intake.restore(checkpoint.position)
+            starts = [(start[0], start[1]) for start in checkpoint.position["lineage"]]
+            intake.lineage = Lineage(starts).extended(generation, trainer.version)
+            log.info("resumed", version=trainer.version, generation=generation, position=intake.position)
+        learner = cls(service, settings, generation, trainer, intake)
+        learner.bundle = await learner.policies.put_bundle(models.bundle(folder))
+        weights = await asyncio.to_thread(trainer.weights)
+        await learner._publish_policy(weights, version=trainer.version, parent=None)
+        service.ready(f"version {trainer.version}, generation {generation}")
+        return learner
+
+    async def run(self) -> None:
+        """Evaluate, train, evaluate."""
+        if self.version == 0:
+            log.info("evaluated", version=0, score=await self._evaluate())
+        if self.version < self.settings.steps and not self.service.stopping.is_set():
+            loops = [self._receive(), self._admit(), self._expire(), self._wake_on_stop()]
+            tasks = [self.service.spawn(loop, loop.__name__) for loop in loops]
+            try:
+                while self.version < self.settings.steps and (batch := await self._next_batch()) is not None:
+                    await self._step(batch)
+                await self._settle()
+            finally:
+                for task in tasks:
+                    task.cancel()
+        if self.version >= self.settings.steps and not self.service.stopping.is_set():
+            log.info("evaluated", version=self.version, score=await self._evaluate())
+
+    async def _evaluate(self) -> float | None:
+        return await evaluate(self.service, self.settings, self.generation, self.version)
+
+    # -- prompts out ---------------------------------------------------------------------------------------------
+
+    async def _admit(self) -> None:
+        """Publish prompts whenever the gate has room."""
+        while True:
+            self.room.clear()
+            for index in self.intake.gate.admit(self.version):
+                await self._publish_task(index)
+            await self.room.wait()
+
+    async def _publish_task(self, index: int) -> None:
+        settings, run = self.settings, self.service.settings.run
+        sampling = Sampling(**settings.sampling.model_dump())
+        task = Task(
+            id=task_id(index),
+            run=run.name,
+            purpose=Purpose.TRAIN,
+            environment=run.environment,
+            seed=(run.seed << 40) + index,
+            group_size=settings.group_size,
+            sampling=sampling,
+            generation=self.generation,
+            min_version=self.version,
+            issued_ns=time.time_ns(),
+        )
+        self.stopwatch.start()
+        while True:
+            try:
+                await self.service.bus.publish(
+                    subjects.TASK,
+                    task,
+                    id=f"{run.name}.{task.id}",
+                    run=run.name,
+                    purpose=task.purpose,
+                    pool=settings.pool,
+                )
+                return
+            except QueueFull:
+                log.warning("task queue is full, waiting", task=task.id)
+                await asyncio.sleep(BACKPRESSURE_PAUSE)
+
+    # -- rollouts in ---------------------------------------------------------------------------------------------
+
+    async def _receive(self) -> None:
+        """Read rollouts from the checkpoint's position on, in stream order."""
+        start = self.intake.position
+        rollouts = self.service.bus.read(
+            subjects.ROLLOUT, start=start, consumer=self.service.instance, run=self.run_name, purpose=Purpose.TRAIN
+        )
+        async with aclosing(rollouts):
+            async for received in rollouts:
+                rollout: Rollout = received.message
+                for index in self.intake.gate.adopt(rollout.task_id):
+                    await self._publish_task(index)
+                now = time.monotonic()
+                instruments.queue_age(subjects.ROLLOUT.template, (time.time_ns() - rollout.finished_ns) / 1e9)
+                self.last_arrival = now
+                self.traces[rollout.id] = received.headers
+                await self._discard(self.intake.offer(rollout, received.sequence, self.version, now))
+                self.arrived.set()
+
+    async def _expire(self) -> None:
+        """Close groups and tasks whose time is over; look at the queue when nothing comes."""
+        durable = subjects.TASK_WORKERS.name(run=self.run_name, purpose=Purpose.TRAIN, pool=self.settings.pool)
+        settings = self.settings
+        while True:
+            await asyncio.sleep(IDLE_CHECK)
+            now = time.monotonic()
+            if self.intake.gate.outstanding and now - self.last_arrival > IDLE_CHECK and self.service.bus.connected:
+                info = await self.service.bus.consumer_info(subjects.TASK.stream, durable)
+                if info is not None and not info.num_pending and not info.num_ack_pending:
+                    self.intake.gate.queue_empty(now)
+            drops = self.intake.expire(
+                now, group_deadline=settings.group_deadline, task_deadline=settings.task_deadline
+            )
+            await self._discard(drops)
+            self.arrived.set()
+
+    async def _discard(self, drops: list[Drop]) -> None:
+        """Publish what became no gradient, and let the gate admit in its place."""
+        for drop in drops:
+            for rollout in drop.rollout_ids:
+                self.traces.pop(rollout, None)
+            count = max(len(drop.rollout_ids), 1)
+            log.info("discarded", task=drop.task_id, reason=drop.reason, rollouts=count, detail=drop.detail)
+            instruments.discarded(count, drop.reason)
+            message = Discard(
+                run=self.run_name,
+                task_id=drop.task_id,
+                rollout_ids=list(drop.rollout_ids),
+                reason=drop.reason,
+                detail=drop.detail,
+                generation=self.generation,
+                version=self.version,
+                at_ns=time.time_ns(),
+            )
+            key = f"{self.run_name}.{self.generation}.{drop.task_id}.{drop.reason}.{'.'.join(drop.rollout_ids[:1])}"
+            await self.service.bus.publish(subjects.DISCARD, message, id=key, run=self.run_name)
+        if drops:
+            self.room.set()
+
+    # -- training ------------------------------------------------------------------------------------------------
+
+    async def _next_batch(self) -> list[TrainingGroup] | None:
+        """Wait for a batch; None when the service is stopping. Waiting burns no CPU and is what idle means here."""
+        while not self.service.stopping.is_set():
+            self.service.beat()
+            self.arrived.clear()
+            batch, drops = self.intake.take(self.version)
+            await self._discard(drops)
+            if batch is not None:
+                return batch
+            await self.arrived.wait()
+        return None
+
+    async def _wake_on_stop(self) -> None:
+        await self.service.stopping.wait()
+        self.arrived.set()
+
+    async def _step(self, batch: list[TrainingGroup]) -> None:
+        """One optimizer step, then the next version on its way while the next batch is trained."""
+        rollouts = [rollout for group in batch for rollout in group.rollouts]
+        links = [self.traces.pop(rollout.id, {}) for rollout in rollouts]
+        loop = asyncio.get_running_loop()
+
+        def beat() -> None:
+            loop.call_soon_threadsafe(self.service.beat)
+
+        with telemetry.consumer_span(subjects.ROLLOUT.template, {}, links=links):
+            with self.stopwatch.busy("train"):
+                stats = await asyncio.to_thread(self.trainer.step, _samples(batch, self.settings), heartbeat=beat)
+            log.info("stepped", version=self.trainer.version, loss=stats.loss, grad_norm=stats.grad_norm)
+            with self.stopwatch.busy("pack"):
+                weights = await asyncio.to_thread(self.trainer.weights)
+        self.version = self.trainer.version
+        self.intake.trained()
+        self.room.set()
+        for group in batch:
+            for age, rollout in zip(group.staleness, group.rollouts, strict=True):
+                instruments.staleness(age)
+                instruments.reward(rollout.reward or 0.0, rollout.environment)
+        await self._published()
+        self.publishing = self.service.spawn(self._announce(weights, self._report(batch, stats)), "publication")
+        if self.version % self.settings.checkpoint_every == 0 or self.version >= self.settings.steps:
+            await self._checkpoint()
+
+    async def _published(self) -> None:
+        """At most one publication is under way: a bus slower than the training is waited for here."""
+        if self.publishing is not None:
+            with self.stopwatch.idle("publish"):
+                await self.publishing
+            self.publishing = None
+
+    async def _settle(self) -> None:
+        """Bring the last version and its checkpoint to safety."""
+        await self._published()
+        if self.checkpoints.newest_version() != self.version:
+            await self._checkpoint()
+        if self.saving is not None:
+            await self.saving
+
+    async def _checkpoint(self) -> None:
+        """Write weights, optimizer, random state and intake of this very moment; the disk is not waited for."""
+        position = self.intake.state()
+        with self.stopwatch.busy("checkpoint"):
+            snapshot = await asyncio.to_thread(self.trainer.state)
+        if self.saving is not None:
+            with self.stopwatch.idle("save"):
+                await self.saving
+        self.saving = self.service.spawn(self._save(self.version, snapshot, position), "checkpoint")
+
+    async def _save(self, version: int, snapshot: dict[str, Any], position: dict[str, Any]) -> None:
+        await asyncio.to_thread(self.checkpoints.save, version, snapshot, position)
+        log.info("checkpoint", version=version)
+
+    # -- versions out --------------------------------------------------------------------------------------------
+
+    def _report(self, batch: list[TrainingGroup], stats: StepStats) -> StepReport:
+        """What the step did; the policy's digest is known once its weights are published."""
+        rollouts = [rollout for group in batch for rollout in group.rollouts]
+        return StepReport(
+            run=self.run_name,
+            policy=PolicyRef(self.generation, self.version, ""),
+            step=self.version,
+            rollout_ids=[rollout.id for rollout in rollouts],
+            staleness=[age for group in batch for age in group.staleness],
+            rewards=[rollout.reward or 0.0 for rollout in rollouts],
+            groups=len(batch),
+            zero_advantage_groups=sum(group.zero_advantage for group in batch),
+            tokens=stats.tokens,
+            loss=stats.loss,
+            grad_norm=stats.grad_norm,
+            learning_rate=stats.learning_rate,
+            metrics=stats.metrics,
+            seconds=self.stopwatch.lap(),
+            wall_seconds=self.stopwatch.wall,
+            idle_seconds=self.stopwatch.idle_seconds,
+            staleness_bound=self.settings.max_staleness,
+            outstanding=len(self.intake.gate.outstanding),
+            at_ns=time.time_ns(),
+        )
+
+    async def _announce(self, weights: tuple[memoryview, list[TensorSpec]], report: StepReport) -> None:
+        """Publish the version, then the report of the step that made it; collect versions nobody needs."""
+        version = report.step
+        policy = await self._publish_policy(weights, version=version, parent=self.policy)
+        report = msgspec.structs.replace(report, policy=policy)
+        key = f"{self.run_name}.{self.generation}.{version}"
+        await self.service.bus.publish(subjects.STEP, report, id=key, run=self.run_name)
+        instruments.learner_idle(report.idle_seconds / max(report.wall_seconds, 1e-9))
+        mean = sum(report.rewards) / max(len(report.rewards), 1)
+        log.info("step", version=version, reward=round(mean, 3), staleness=max(report.staleness, default=0))
+        await self.policies.collect(self.settings.keep_versions)
+
+    async def _publish_policy(
+        self, weights: tuple[memoryview, list[TensorSpec]], *, version: int, parent: PolicyRef | None
+    ) -> PolicyRef:
+        data, tensors = weights
+        published = await self.policies.publish(
+            generation=self.generation, version=version, data=data, tensors=tensors, bundle=self.bundle, parent=parent
+        )
+        instruments.weights(published.size, "publish")
+        self.policy = published.policy
+        return published.policy
+
+
+def _samples(batch: list[TrainingGroup], settings: LearnerSettings) -> list[list[Sample]]:
+    """The groups that give a gradient, with their advantages."""
+    groups = []
+    for group in batch:
+        if not group.zero_advantage:
+            advantages = group_advantages([rollout.reward or 0.0 for rollout in group.rollouts], settings.advantage)
+            groups.append([sample_of(r, a) for r, a in zip(group.rollouts, advantages, strict=True)])
+    return groups
+
+
+def _directory(service: Service) -> Path:
+    return service.settings.run.directory / "learner"
