@@ -22,7 +22,10 @@ GRACE_SECONDS = 90.0  # above a call's wall time: imports, forking and killing o
 CLOSE_SECONDS = 5.0
 MAX_WAITING = 4096  # calls that wait for a free worker
 
-_BOOT = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from infra.sandbox.server import main; main(*sys.argv[2:])"
+_BOOT = """import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from infra.sandbox.server import main
+main(*sys.argv[2:])"""
 
 
 @dataclass(frozen=True)
@@ -111,13 +114,12 @@ class _Worker:
 
     async def start(self) -> None:
         self._folder = tempfile.mkdtemp(prefix="tailrace-sandbox-")
-        path = [str(Path(entry).absolute()) for entry in sys.path if entry]
         environment = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/", "OMP_NUM_THREADS": "1"}
         environment |= {"OPENBLAS_NUM_THREADS": "1"}  # no threads in a process that forks
         environment |= {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
         try:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-B", "-c", _BOOT, json.dumps(path), self._folder, *self._packages),
+                *(sys.executable, "-I", "-B", "-c", _BOOT, json.dumps(_import_path()), self._folder, *self._packages),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 env=environment,
@@ -181,6 +183,10 @@ class _Worker:
             raise EOFError("a frame above the limit")
         header: dict[str, Any] = json.loads(await stream.readexactly(head))
         return header, await stream.readexactly(body)
+
+
+def _import_path() -> list[str]:
+    return [str(Path(entry).absolute()) for entry in sys.path if entry]
 
 
 def _refuse_constant(name: str) -> None:

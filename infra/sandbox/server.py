@@ -74,13 +74,19 @@ class Server:
         """Answer frames until the other side closes."""
         while (frame := read_frame(requests)) is not None:
             header, payload = frame
-            name = header["function"]
             try:
-                function = self._load(name)
+                function = self._load(header["function"])
             except Exception as error:  # an import may raise anything, and whoever asked for the function must see it
-                write_frame(replies, {"status": "crash", "reason": f"{name}: {sentence(error)}"}, b"")
+                write_frame(replies, {"status": "crash", "reason": sentence(error)}, b"")
                 continue
             write_frame(replies, *self._run(function, payload, header["limits"], Fences(self._required)))
+
+    def _load(self, name: str) -> Callable[[Any], Any]:
+        module, _, attribute = name.partition(":")
+        if not any(module == package or module.startswith(f"{package}.") for package in self._packages):
+            raise ValueError(f"functions of {', '.join(self._packages)} only run here")
+        function: Callable[[Any], Any] = getattr(importlib.import_module(module), attribute)
+        return function
 
     def _run(self, function: Callable[[Any], Any], payload: bytes, limits: dict[str, Any], fences: Fences) -> Reply:
         folder = tempfile.mkdtemp(dir=self._scratch)
