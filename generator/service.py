@@ -12,14 +12,10 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 
 import structlog
-from infra.blobs import BlobCorrupt, BlobMissing
-from infra.bus import Received
-from infra.grading import Grader
-from infra.policies import PolicyStore
-from infra.work import Reject, Retry, work
 
 from contracts import subjects
 from contracts.errors import InvalidMessage
@@ -29,9 +25,14 @@ from generator.environments import Environment, Item, environment
 from generator.rollouts import Completion, rollout_of, sampling_seed
 from generator.settings import GeneratorSettings
 from infra import instruments, models, weights
+from infra.blobs import BlobCorrupt, BlobMissing
+from infra.bus import Received
 from infra.errors import UserError
+from infra.grading import Grader
+from infra.policies import PolicyStore
 from infra.sandbox import Limits, Sandbox
 from infra.service import Service
+from infra.work import Reject, Retry, work
 
 log = structlog.get_logger(__name__)
 
@@ -105,7 +106,7 @@ class Generator:
         self.environments = environments
         self.loaded = asyncio.Condition()  # notified after each load
         self.sampling = 0  # completions promised to the engine and not yet finished
-        self.group_size = 1  # of the last task: how many slots the next one will take
+        self.group_sizes: dict[str, int] = {}  # by purpose, of the last task: how many slots the next one will take
         self.outcomes: Counter[str] = Counter()
         self.started: float | None = None  # monotonic time of the first training task
         self.before_start = engine.stats
@@ -150,20 +151,28 @@ class Generator:
         """Take tasks of both purposes until asked to stop."""
         service = self.service
         drain = service.settings.service.drain_seconds / 2
-        loops = [
-            work(
-                service.bus, subjects.TASK_WORKERS, self._handle, slots=self._slots, stopping=service.stopping,
-                drain=drain, run=service.settings.run.name, purpose=purpose, pool=self.settings.pool,
-            )
-            for purpose in (Purpose.EVAL, Purpose.TRAIN)
-        ]  # fmt: skip
-        async with asyncio.TaskGroup() as group:
-            for loop in loops:
-                group.create_task(loop)
 
-    def _slots(self) -> int:
+        async def loop(purpose: Purpose) -> None:
+            tokens = {"run": service.settings.run.name, "purpose": purpose.value, "pool": self.settings.pool}
+            slots = partial(self._slots, purpose)
+            await work(
+                service.bus,
+                subjects.TASK_WORKERS,
+                self._handle,
+                slots=slots,
+                stopping=service.stopping,
+                drain=drain,
+                **tokens,
+            )
+
+        async with asyncio.TaskGroup() as group:
+            for purpose in (Purpose.EVAL, Purpose.TRAIN):
+                group.create_task(loop(purpose))
+
+    def _slots(self, purpose: str) -> int:
         """Tasks that could start now: a generator takes no work it would only let lie."""
-        return max(self.settings.max_requests - self.sampling, 0) // self.group_size
+        free = max(self.settings.max_requests - self.sampling, 0)
+        return free // self.group_sizes[purpose] if purpose in self.group_sizes else min(free, 1)
 
     async def _handle(self, received: Received[Task]) -> None:
         """One task: wait for its policy, sample the group, score it, publish every rollout. Returning acks the task."""
@@ -171,7 +180,7 @@ class Generator:
         if task.purpose == Purpose.TRAIN and self.started is None:
             self.started, self.before_start = time.monotonic(), self.engine.stats
         instruments.queue_age(subjects.TASK.template, (time.time_ns() - task.issued_ns) / 1e9)
-        self.group_size = task.group_size
+        self.group_sizes[task.purpose] = task.group_size
         self.sampling += task.group_size
         try:
             item, prompt = await self._prompt(task)

@@ -7,10 +7,10 @@ import time
 from contextlib import aclosing
 
 import structlog
-from infra.bus import QueueFull
 
 from contracts import subjects
 from contracts.messages import Purpose, Rollout, Sampling, Split, Task
+from infra.bus import QueueFull
 from infra.service import Service
 from learner.settings import LearnerSettings
 

@@ -15,13 +15,13 @@ from typing import Any
 
 import msgspec
 import structlog
-from infra.bus import QueueFull
-from infra.leases import Lease, acquire
-from infra.policies import PolicyStore
 
 from contracts import subjects
 from contracts.messages import Discard, PolicyRef, Purpose, Rollout, Sampling, StepReport, Task, TensorSpec
 from infra import instruments, models, telemetry
+from infra.bus import QueueFull
+from infra.leases import Lease, acquire
+from infra.policies import PolicyStore
 from infra.service import Service
 from learner.advantages import group_advantages
 from learner.checkpoints import Checkpoints

@@ -1,0 +1,215 @@
+"""From rollouts to batches: completeness, staleness, reasons, and resuming without loss or repetition."""
+
+import json
+import random
+
+import pytest
+
+from contracts.messages import PolicySegment, Reason
+from learner.gate import AdmissionGate, task_id
+from learner.intake import Intake
+from learner.lineage import Lineage
+from tests.unit.builders import policy, rollout
+
+
+def intake(*, bound: int = 2, groups: int = 1, steps: int = 100, budget: int = 100, version: int = 0) -> Intake:
+    made = Intake(AdmissionGate(bound, groups, steps), Lineage([(1, 0)]), max_staleness=bound, token_budget=budget)
+    made.gate.admit(version)
+    return made
+
+
+def reasons(drops):
+    return [(drop.reason, list(drop.rollout_ids)) for drop in drops]
+
+
+def test_a_group_becomes_a_batch_with_its_last_rollout():
+    i = intake()
+    assert i.offer(rollout("train-0", 1), 1, 0, 0.0) == []
+    assert i.take(0) == (None, [])
+    assert i.offer(rollout("train-0", 0), 2, 0, 0.0) == []
+    batch, drops = i.take(0)
+    assert drops == []
+    assert [r.id for r in batch[0].rollouts] == ["train-0.0", "train-0.1"], "in the order of the group"
+    assert batch[0].staleness == (0, 0)
+    assert "train-0" not in i.gate.outstanding
+    assert i.gate.in_training == 1
+
+
+def test_batches_are_made_in_the_order_groups_become_ready():
+    i = intake(groups=2)
+    for sequence, (task, index) in enumerate([(0, 0), (1, 0), (2, 0), (2, 1), (1, 1), (0, 1)], start=1):
+        i.offer(rollout(f"train-{task}", index), sequence, 0, 0.0)
+    batch, _ = i.take(0)
+    assert [g.task_id for g in batch] == ["train-2", "train-1"]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"reward": None, "outcome": "verifier_timeout"}, Reason.UNSCORED),
+        ({"length": 101}, Reason.OVER_BUDGET),
+        ({"generation": 7}, Reason.LOST_POLICY),
+        ({"version": 3}, Reason.LOST_POLICY),
+    ],
+)
+def test_what_can_never_be_trained_is_dropped_on_arrival_and_its_group_goes_on(change, reason):
+    i = intake()
+    assert reasons(i.offer(rollout("train-0", 0, group_size=3, **change), 1, 0, 0.0)) == [(reason, ["train-0.0"])]
+    for index in (1, 2):
+        assert i.offer(rollout("train-0", index, group_size=3), 1 + index, 0, 0.0) == []
+    batch, _ = i.take(0)
+    assert [r.index for r in batch[0].rollouts] == [1, 2]
+
+
+def test_staleness_is_checked_when_the_batch_is_taken():
+    i = intake(bound=2)
+    for index in (0, 1):
+        i.offer(rollout("train-0", index, version=0), 1 + index, 0, 0.0)
+    batch, drops = i.take(3)
+    assert batch is None
+    assert reasons(drops) == [(Reason.STALE, ["train-0.0"]), (Reason.STALE, ["train-0.1"])]
+    assert "3 versions old, the bound is 2" in drops[0].detail
+    assert "train-0" not in i.gate.outstanding
+
+
+def test_a_group_that_loses_some_members_to_staleness_goes_on_with_the_rest():
+    i = intake(bound=1)
+    versions = {0: 0, 1: 4, 2: 5}
+    for index, version in versions.items():
+        i.offer(rollout("train-0", index, group_size=3, version=version), 1 + index, 5, 0.0)
+    batch, drops = i.take(5)
+    assert reasons(drops) == [(Reason.STALE, ["train-0.0"])]
+    assert batch[0].staleness == (1, 0)
+
+
+def test_bound_zero_takes_on_policy_rollouts_only():
+    i = intake(bound=0)
+    for index in (0, 1):
+        i.offer(rollout("train-0", index, version=4), 1 + index, 4, 0.0)
+    assert i.take(4)[0] is not None
+    late = intake(bound=0)
+    for index in (0, 1):
+        late.offer(rollout("train-0", index, version=4), 1 + index, 4, 0.0)
+    assert late.take(5)[0] is None
+
+
+def test_a_rollout_is_as_old_as_its_oldest_token():
+    i = intake(bound=1)
+    for index in (0, 1):
+        mixed = [PolicySegment(3, policy(2)), PolicySegment(4, policy(4))]
+        i.offer(rollout("train-0", index, segments=mixed), 1 + index, 4, 0.0)
+    assert [d.reason for d in i.take(4)[1]] == [Reason.STALE, Reason.STALE]
+
+
+def test_equal_rewards_count_towards_the_batch_and_are_reported():
+    i = intake()
+    for index in (0, 1):
+        i.offer(rollout("train-0", index, reward=1.0), 1 + index, 0, 0.0)
+    batch, drops = i.take(0)
+    assert batch[0].zero_advantage
+    assert reasons(drops) == [(Reason.ZERO_ADVANTAGE, ["train-0.0", "train-0.1"])]
+
+
+def test_redelivered_rollouts_change_nothing():
+    i = intake()
+    i.offer(rollout("train-0", 0), 1, 0, 0.0)
+    assert reasons(i.offer(rollout("train-0", 0, reward=1.0), 2, 0, 0.0)) == [(Reason.DUPLICATE, ["train-0.0"])]
+    i.offer(rollout("train-0", 1), 3, 0, 0.0)
+    assert reasons(i.offer(rollout("train-0", 1), 4, 0, 0.0)) == [(Reason.DUPLICATE, ["train-0.1"])]
+    batch, _ = i.take(0)
+    assert [r.reward for r in batch[0].rollouts] == [0.0, 1.0]
+    assert reasons(i.offer(rollout("train-0", 0), 5, 1, 0.0)) == [(Reason.DUPLICATE, ["train-0.0"])]
+    assert i.take(0) == (None, [])
+
+
+def test_rollouts_of_closed_and_of_unknown_tasks_are_told_apart():
+    i = intake()
+    i.gate.close("train-0")
+    assert reasons(i.offer(rollout("train-0", 0), 1, 0, 0.0)) == [(Reason.LATE, ["train-0.0"])]
+    assert reasons(i.offer(rollout("other", 0), 2, 0, 0.0)) == [(Reason.UNKNOWN_TASK, ["other.0"])]
+    assert reasons(i.offer(rollout("train-500", 0), 3, 0, 0.0)) == [(Reason.UNKNOWN_TASK, ["train-500.0"])]
+
+
+def test_a_group_whose_last_rollout_never_comes_is_closed_at_its_deadline():
+    i = intake(groups=1)
+    for index in range(3):
+        i.offer(rollout("train-0", index, group_size=4), 1 + index, 0, 10.0)
+    i.offer(rollout("train-1", 0, group_size=4), 5, 0, 10.0)
+    assert i.expire(69.0, group_deadline=60, task_deadline=1000) == []
+    drops = i.expire(71.0, group_deadline=60, task_deadline=1000)
+    assert reasons(drops) == [(Reason.GROUP_INCOMPLETE, ["train-1.0"])]
+    batch, _ = i.take(0)
+    assert len(batch[0].rollouts) == 3, "what came is used"
+
+
+def test_a_late_member_still_joins_a_group_that_waits():
+    i = intake(groups=2)
+    for index in range(2):
+        i.offer(rollout("train-0", index, group_size=3), 1 + index, 0, 0.0)
+    i.expire(61.0, group_deadline=60, task_deadline=1000)
+    i.offer(rollout("train-0", 2, group_size=3), 3, 0, 62.0)
+    for index in range(2):
+        i.offer(rollout("train-1", index), 4 + index, 0, 62.0)
+    batch, _ = i.take(0)
+    assert [len(g.rollouts) for g in batch] == [3, 2]
+
+
+def test_tasks_that_nobody_does_are_given_up_and_replaced():
+    i = intake(bound=0, groups=2)
+    i.offer(rollout("train-1", 0), 1, 0, 0.0)
+    drops = i.expire(301.0, group_deadline=1000, task_deadline=300)
+    assert reasons(drops) == [(Reason.TASK_EXPIRED, [])]
+    assert i.gate.admit(0) == [2]
+
+
+def test_position_is_the_oldest_rollout_still_needed():
+    i = intake()
+    assert i.position == 1
+    for sequence, (task, index) in enumerate([(0, 0), (1, 0), (1, 1), (2, 0)], start=11):
+        i.offer(rollout(f"train-{task}", index), sequence, 0, 0.0)
+    i.take(0)
+    assert i.position == 11, "train-0 still waits for its second rollout"
+    i.offer(rollout("train-0", 1), 20, 0, 0.0)
+    i.take(0)
+    assert i.position == 14
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_learner_killed_anywhere_trains_everything_once(seed):
+    """A random order of arrivals with duplicates, a checkpoint every few steps, kills in between."""
+    rng = random.Random(seed)
+    groups, size, steps, bound = 2, 3, 12, 3
+    stream = [(task, index) for task in range(groups * steps) for index in range(size)]
+    stream.sort(key=lambda pair: pair[0] + rng.uniform(0, 3))
+    stream += rng.sample(stream, 6)
+    messages = [rollout(task_id(t), i, group_size=size, reward=rng.random()) for t, i in stream]
+
+    def fresh() -> Intake:
+        gate = AdmissionGate(bound, groups, steps)
+        return Intake(gate, Lineage([(1, 0)]), max_staleness=steps, token_budget=100)
+
+    trained: list[list[str]] = []  # per version of the surviving line
+    checkpoint = (0, json.dumps(fresh().state()))
+    for life in range(6):
+        version, state = checkpoint
+        i = fresh()
+        i.restore(json.loads(state))
+        del trained[version:]
+        die_at = rng.randrange(len(messages)) if life < 5 else None
+        for sequence, message in enumerate(messages, start=1):
+            if sequence < json.loads(state)["position"]:
+                continue
+            i.gate.admit(version)
+            i.gate.adopt(message.task_id)
+            i.offer(message, sequence, version, 0.0)
+            while version < steps and (batch := i.take(version)[0]) is not None:
+                i.trained()
+                trained.append([r.id for g in batch for r in g.rollouts])
+                version += 1
+                if version % 3 == 0:
+                    checkpoint = (version, json.dumps(i.state()))
+            if sequence == die_at:
+                break
+    ids = [rollout_id for step in trained for rollout_id in step]
+    assert len(trained) == steps
+    assert sorted(ids) == sorted({m.id for m in messages}), "nothing twice, nothing lost"
