@@ -33,7 +33,7 @@ class RunSettings(Section):
     """Which run this process belongs to."""
 
     name: str = Field("default", pattern=r"^[a-z0-9-]{1,40}$", description="run id; part of every subject")
-    seed: int = Field(1, ge=0, description="seed of the run's prompts and initial weights")
+    seed: int = Field(1, ge=0, lt=2**20, description="seed of the run's prompts and initial weights")
     environment: str = Field("quick-facts", description="reverse-text, quick-facts, gym:NAME or jsonl:FILE")
     directory: Path = Field(Path("runs/default"), description="checkpoints and logs of the run are written here")
 
