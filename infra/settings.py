@@ -92,7 +92,7 @@ class Settings(BaseSettings):
 
 
 @cache
-def _schema() -> type[Settings]:
+def schema() -> type[Settings]:
     sections: dict[str, Any] = {}
     for point in sorted(entry_points(group="tailrace.settings"), key=lambda p: p.name):
         section = point.load()
@@ -108,10 +108,10 @@ def load(config: Path | None = None) -> Settings:
     path = config or (Path(os.environ[CONFIG_VARIABLE]) if os.environ.get(CONFIG_VARIABLE) else None)
     if path is not None:
         _check_toml(path)
-    schema = _schema()
-    _check_variables(schema)
+    run_file = schema()
+    _check_variables(run_file)
 
-    class Loaded(schema):  # type: ignore[misc, valid-type]
+    class Loaded(run_file):  # type: ignore[misc, valid-type]
         @classmethod
         def settings_customise_sources(
             cls, settings_cls: type[BaseSettings], **sources: PydanticBaseSettingsSource
@@ -136,12 +136,12 @@ def _check_toml(path: Path) -> None:
         raise UserError(f"run file {path}: not TOML: {error}") from None
 
 
-def _check_variables(schema: type[Settings]) -> None:
+def _check_variables(run_file: type[Settings]) -> None:
     for variable in os.environ:
         if variable.startswith(PREFIX) and variable != CONFIG_VARIABLE:
             section = variable.removeprefix(PREFIX).split("__")[0].lower()
-            if section not in schema.model_fields:
-                known = ", ".join(f"{PREFIX}{name.upper()}__…" for name in schema.model_fields)
+            if section not in run_file.model_fields:
+                known = ", ".join(f"{PREFIX}{name.upper()}__…" for name in run_file.model_fields)
                 raise UserError(f"environment variable {variable}: no such section; known are {known}")
 
 
