@@ -1,0 +1,1 @@
+"""The command line: `tailrace demo`, `run`, `status`, `bootstrap`, and what the services add."""
