@@ -26,7 +26,7 @@ from generator.rollouts import Completion, rollout_of, sampling_seed
 from generator.settings import GeneratorSettings
 from infra import instruments, models, weights
 from infra.blobs import BlobCorrupt, BlobMissing
-from infra.bus import Received
+from infra.bus import PublishFailed, QueueFull, Received
 from infra.errors import UserError
 from infra.grading import Grader
 from infra.policies import PolicyStore
@@ -236,18 +236,28 @@ class Generator:
     # -- reports out ---------------------------------------------------------------------------------------------
 
     async def report(self) -> None:
-        """Publish how the time was spent, every heartbeat; end the service when the engine cannot go on."""
-        run = self.service.settings.run.name
+        """Say every heartbeat how the time was spent; end the service when the engine cannot go on.
+
+        Alive means: this loop turns, and an engine with requests in flight makes tokens.
+        """
+        run, interval = self.service.settings.run.name, self.service.settings.service.heartbeat_seconds
+        before = self.engine.stats
         while True:
-            await asyncio.sleep(self.service.settings.service.heartbeat_seconds)
+            await asyncio.sleep(interval)
             if self.engine.error is not None:
                 raise RuntimeError(f"the engine stopped: {self.engine.error}")
-            self.service.beat()
+            stats = self.engine.stats
+            if not stats.inflight or stats.tokens > before.tokens:
+                self.service.beat()
+            before = stats
             report = self._report(run)
             instruments.generator_idle(report.idle_seconds / max(report.wall_seconds, 1e-9))
-            await self.service.bus.publish(
-                subjects.GENERATOR, report, id=f"{self.service.instance}.{report.at_ns}", run=run
-            )
+            try:
+                await self.service.bus.publish(
+                    subjects.GENERATOR, report, id=f"{self.service.instance}.{report.at_ns}", patience=interval, run=run
+                )
+            except (PublishFailed, QueueFull) as error:
+                log.warning("report not published", error=str(error))
 
     def _report(self, run: str) -> GeneratorReport:
         stats, policy = self.engine.stats, self.engine.policy

@@ -57,10 +57,12 @@ async def evaluate(service: Service, settings: LearnerSettings, generation: int,
     complete = asyncio.Event()
 
     async def collect() -> None:
-        rollouts = service.bus.read(subjects.ROLLOUT, consumer=service.instance, run=run.name, purpose=Purpose.EVAL)
+        rollouts = service.bus.read(
+            subjects.ROLLOUT, kind=Rollout, consumer=service.instance, run=run.name, purpose=Purpose.EVAL
+        )
         async with aclosing(rollouts):
             async for received in rollouts:
-                rollout: Rollout = received.message
+                rollout = received.message
                 if rollout.task_id in wanted:
                     scores[rollout.task_id] = rollout.reward or 0.0
                 if len(scores) == len(wanted):
@@ -91,7 +93,6 @@ async def evaluate(service: Service, settings: LearnerSettings, generation: int,
             if waited > settings.evaluation.deadline_seconds:
                 log.error("evaluation given up", version=version, done=len(scores), of=len(wanted))
                 return None
-            service.beat()
             try:
                 await asyncio.wait_for(complete.wait(), PROGRESS_SECONDS)
             except TimeoutError:

@@ -15,11 +15,12 @@ from typing import Any
 
 import msgspec
 import structlog
+from nats.js.errors import NotFoundError
 
 from contracts import subjects
 from contracts.messages import Discard, PolicyRef, Purpose, Rollout, Sampling, StepReport, Task, TensorSpec
 from infra import instruments, models, telemetry
-from infra.bus import QueueFull
+from infra.bus import QueueFull, Unavailable
 from infra.leases import Lease, acquire
 from infra.policies import PolicyStore
 from infra.service import Service
@@ -37,6 +38,7 @@ from learner.trainer import StepStats, Trainer
 log = structlog.get_logger(__name__)
 
 LEASE_WAIT = 60.0  # seconds for a former learner's lease to expire
+BEAT_SECONDS = 5.0
 IDLE_CHECK = 2.0  # seconds between looks at the task queue while nothing arrives
 BACKPRESSURE_PAUSE = 1.0  # seconds before a full task queue is tried again
 
@@ -81,6 +83,7 @@ class Learner:
         self.traces: dict[
             str, dict[str, str]
         ] = {}  # headers of rollouts not yet trained: the step's span links to them
+        self.training = False
         self.publishing: asyncio.Task[None] | None = None
         self.saving: asyncio.Task[None] | None = None
 
@@ -111,11 +114,12 @@ class Learner:
 
     async def run(self) -> None:
         """Evaluate, train, evaluate."""
+        self.service.spawn(self._beat(), "liveness")
         if self.version == 0:
             log.info("evaluated", version=0, score=await self._evaluate())
         if self.version < self.settings.steps and not self.service.stopping.is_set():
-            loops = [self._receive(), self._admit(), self._expire(), self._wake_on_stop()]
-            tasks = [self.service.spawn(loop, loop.__name__) for loop in loops]
+            loops = (self._receive, self._admit, self._expire, self._wake_on_stop)
+            tasks = [self.service.spawn(loop(), loop.__name__) for loop in loops]
             try:
                 while self.version < self.settings.steps and (batch := await self._next_batch()) is not None:
                     await self._step(batch)
@@ -176,11 +180,16 @@ class Learner:
         """Read rollouts from the checkpoint's position on, in stream order."""
         start = self.intake.position
         rollouts = self.service.bus.read(
-            subjects.ROLLOUT, start=start, consumer=self.service.instance, run=self.run_name, purpose=Purpose.TRAIN
+            subjects.ROLLOUT,
+            kind=Rollout,
+            start=start,
+            consumer=self.service.instance,
+            run=self.run_name,
+            purpose=Purpose.TRAIN,
         )
         async with aclosing(rollouts):
             async for received in rollouts:
-                rollout: Rollout = received.message
+                rollout = received.message
                 for index in self.intake.gate.adopt(rollout.task_id):
                     await self._publish_task(index)
                 now = time.monotonic()
@@ -192,20 +201,25 @@ class Learner:
 
     async def _expire(self) -> None:
         """Close groups and tasks whose time is over; look at the queue when nothing comes."""
-        durable = subjects.TASK_WORKERS.name(run=self.run_name, purpose=Purpose.TRAIN, pool=self.settings.pool)
         settings = self.settings
         while True:
             await asyncio.sleep(IDLE_CHECK)
             now = time.monotonic()
-            if self.intake.gate.outstanding and now - self.last_arrival > IDLE_CHECK and self.service.bus.connected:
-                info = await self.service.bus.consumer_info(subjects.TASK.stream, durable)
-                if info is not None and not info.num_pending and not info.num_ack_pending:
-                    self.intake.gate.queue_empty(now)
-            drops = self.intake.expire(
-                now, group_deadline=settings.group_deadline, task_deadline=settings.task_deadline
+            if self.intake.gate.outstanding and now - self.last_arrival > IDLE_CHECK and await self._queue_is_empty():
+                self.intake.gate.queue_empty(now)
+            await self._discard(
+                self.intake.expire(now, group_deadline=settings.group_deadline, task_deadline=settings.task_deadline)
             )
-            await self._discard(drops)
             self.arrived.set()
+
+    async def _queue_is_empty(self) -> bool:
+        """Whether no task waits and no generator holds one; False where the server does not say."""
+        durable = subjects.TASK_WORKERS.name(run=self.run_name, purpose=Purpose.TRAIN, pool=self.settings.pool)
+        try:
+            info = await self.service.bus.consumer_info(subjects.TASK.stream, durable)
+        except (Unavailable, NotFoundError):
+            return False
+        return not info.num_pending and not info.num_ack_pending
 
     async def _discard(self, drops: list[Drop]) -> None:
         """Publish what became no gradient, and let the gate admit in its place."""
@@ -235,7 +249,6 @@ class Learner:
     async def _next_batch(self) -> list[TrainingGroup] | None:
         """Wait for a batch; None when the service is stopping. Waiting burns no CPU and is what idle means here."""
         while not self.service.stopping.is_set():
-            self.service.beat()
             self.arrived.clear()
             batch, drops = self.intake.take(self.version)
             await self._discard(drops)
@@ -248,6 +261,13 @@ class Learner:
         await self.service.stopping.wait()
         self.arrived.set()
 
+    async def _beat(self) -> None:
+        """Alive means: this loop turns, and training, which beats by itself, is not stuck."""
+        while True:
+            if not self.training:
+                self.service.beat()
+            await asyncio.sleep(BEAT_SECONDS)
+
     async def _step(self, batch: list[TrainingGroup]) -> None:
         """One optimizer step, then the next version on its way while the next batch is trained."""
         rollouts = [rollout for group in batch for rollout in group.rollouts]
@@ -258,8 +278,10 @@ class Learner:
             loop.call_soon_threadsafe(self.service.beat)
 
         with telemetry.consumer_span(subjects.ROLLOUT.template, {}, links=links):
+            self.training = True
             with self.stopwatch.busy("train"):
                 stats = await asyncio.to_thread(self.trainer.step, _samples(batch, self.settings), heartbeat=beat)
+            self.training = False
             log.info("stepped", version=self.trainer.version, loss=stats.loss, grad_norm=stats.grad_norm)
             with self.stopwatch.busy("pack"):
                 weights = await asyncio.to_thread(self.trainer.weights)
