@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import inspect
 import io
-import re
 import tokenize
 from enum import StrEnum
 from typing import Any
@@ -36,7 +35,8 @@ Vocabularies are open: a value not listed here is not an error. No number is NaN
 **Identity.** `Nats-Msg-Id` is the same whenever the same content is published again; consumers are idempotent by it.
 
 **Large bodies.** A body above the server's `max_payload` is replaced by a `claim` with its digest; the body follows
-from the `blob` subject of that digest: raw chunks in order, then a `blob_manifest`. Check the size and the sha256.
+from the `blob` subject of that digest: raw chunks, then a `blob_manifest`. The header `Tailrace-Offset` says where a
+chunk belongs, so order and repetition do not matter. Check the size and the sha256.
 
 **Delivery.** Every message is published with a JetStream acknowledgement. `x-jetstream` names the stream of a channel,
 `x-streams` describes all of them. A receive operation with `x-durable` pulls from that existing durable consumer,
@@ -73,8 +73,19 @@ HEADERS: dict[str, Any] = {
 
 CHUNK: dict[str, Any] = {
     "name": "chunk",
-    "title": "Raw bytes of a blob, in order; every chunk but the last has the manifest's chunk_bytes.",
+    "title": "Raw bytes of a blob; every chunk but the last has the manifest's chunk_bytes.",
     "contentType": "application/octet-stream",
+    "headers": {
+        "type": "object",
+        "required": ["Tailrace-Offset"],
+        "properties": {
+            "Tailrace-Offset": {
+                "type": "string",
+                "pattern": "^[0-9]+$",
+                "description": "Where the chunk's first byte lies in the blob.",
+            }
+        },
+    },
     "payload": {"type": "string", "format": "binary"},
 }
 
@@ -192,12 +203,11 @@ def _described(field: dict[str, Any], comment: str | None) -> dict[str, Any]:
 
 def _channel(channel: Channel) -> dict[str, Any]:
     stream = next(stream for stream in STREAMS if stream.name == channel.stream)
-    names = re.findall(r"{(\w+)}", channel.template)
     return {
         "address": channel.template,
         "description": channel.description,
         "messages": {name: {"$ref": f"#/components/messages/{name}"} for name in _bodies(channel)},
-        "parameters": {name: PARAMETERS[name] for name in names},
+        "parameters": {name: PARAMETERS[name] for name in channel.parameters},
         "x-jetstream": {"stream": stream.name, "retention": stream.retention, "discard": stream.discard},
     }
 

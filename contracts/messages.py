@@ -240,7 +240,7 @@ class BlobManifest(Message, frozen=True, tag="blob_manifest"):
     digest: Digest  # sha256 of the whole blob, lowercase hex; also the last token of the subject
     size: Nat  # bytes
     chunk_bytes: Positive  # size of every chunk but the last
-    chunks: Nat  # how many chunk messages precede this one
+    chunks: Nat  # distinct chunks; they precede this message in any order, some perhaps more than once
 
     def check(self) -> None:
         if self.chunks != -(-self.size // self.chunk_bytes):

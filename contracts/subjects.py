@@ -46,16 +46,25 @@ class Channel:
     description: str
 
     def subject(self, **tokens: str) -> str:
-        """Fill the template. Raises `ValueError` on a token that is not `[a-z0-9-]+` or not in the template."""
-        for name, value in tokens.items():
-            if not TOKEN.fullmatch(value):
-                raise ValueError(f"{self.name}: {name}={value!r} is not a subject token of lower-case [a-z0-9-]")
-        return self.template.format(**tokens)
+        """Fill the template. Raises `ValueError` on a token that is missing, unknown or not `[a-z0-9-]+`."""
+        missing = [name for name in self.parameters if name not in tokens]
+        if missing:
+            raise ValueError(f"{self.name}: no value for {', '.join(missing)} in {self.template}")
+        return self.filter(**tokens)
 
     def filter(self, **tokens: str) -> str:
-        """The template with `*` for every token not given: what a consumer filters by."""
-        names = re.findall(r"{(\w+)}", self.template)
-        return self.template.format(**{name: tokens.get(name, "*") for name in names})
+        """The template with `*` for every token not given: what a consumer filters by. Raises `ValueError` likewise."""
+        for name, value in tokens.items():
+            if name not in self.parameters:
+                raise ValueError(f"{self.name}: there is no {name} in {self.template}")
+            if not TOKEN.fullmatch(value):
+                raise ValueError(f"{self.name}: {name}={value!r} is not a subject token of lower-case [a-z0-9-]")
+        return self.template.format(**{name: tokens.get(name, "*") for name in self.parameters})
+
+    @property
+    def parameters(self) -> list[str]:
+        """Names of the template's tokens, in order."""
+        return re.findall(r"{(\w+)}", self.template)
 
 
 @dataclass(frozen=True)
@@ -100,7 +109,7 @@ STREAMS: tuple[Stream, ...] = (
         "Bodies of messages above the server's payload limit, in chunks, manifest last.",
     ),
     Stream(
-        "DLQ", ("tailrace.v1.dlq.*",), "limits", "old", 256 * MIB, 7 * 24 * HOUR,
+        "DLQ", ("tailrace.v1.dlq.letter.*",), "limits", "old", 256 * MIB, 7 * 24 * HOUR,
         "Messages that could not be used, with the reason.",
     ),
 )  # fmt: skip
@@ -137,14 +146,14 @@ POLICY_PUBLISHED = Channel(
 )  # fmt: skip
 WEIGHTS = Channel(
     "weights", "tailrace.v1.{run}.weights.{digest}", "WEIGHTS", m.BlobManifest,
-    ("learner",), ("generator",), "Raw chunks of one blob in order, then its manifest.",
+    ("learner",), ("generator",), "Raw chunks of one blob, then its manifest.",
 )  # fmt: skip
 BLOB = Channel(
     "blob", "tailrace.v1.{run}.blob.{digest}", "BLOBS", m.BlobManifest,
-    ("all",), ("all",), "Raw chunks of one oversized message body in order, then its manifest.",
+    ("all",), ("all",), "Raw chunks of one oversized message body, then its manifest.",
 )  # fmt: skip
 DLQ = Channel(
-    "dlq", "tailrace.v1.dlq.{stream}", "DLQ", m.DeadLetter,
+    "dlq", "tailrace.v1.dlq.letter.{stream}", "DLQ", m.DeadLetter,
     ("all",), ("operators",), "A message that could not be used, with the reason.",
 )  # fmt: skip
 
