@@ -192,21 +192,26 @@ class Summary:
             last, last_ns = steps[-1]
             wall += last.wall_seconds
             idle += last.idle_seconds
-            begun = min((ns for ref, (_, ns) in self.policies.items() if ref.generation == generation), default=0)
-            issued = min((f.issued_ns for f in self.rollouts.values() if f.issued_ns >= begun), default=last_ns)
-            longest, shortest = (last_ns - begun) / NS, (last_ns - issued) / NS
-            if begun and not _about(shortest, last.wall_seconds, longest):
-                mismatches.append(
-                    f"learner generation {generation} reports {last.wall_seconds:.1f} s of training, "
-                    f"the server saw {shortest:.1f} to {longest:.1f} s"
-                )
-            waited = self._waited([entry for entry in steps if entry[0].step > 0])
+            begun = min((ns for ref, (_, ns) in self.policies.items() if ref.generation == generation), default=None)
+            if begun is not None:
+                self._check_wall(generation, last, begun, last_ns, mismatches)
+            waited = self._waited(steps)
             if waited - last.idle_seconds > SLACK + TOLERANCE * last.wall_seconds:
                 mismatches.append(
                     f"learner generation {generation} reports {last.idle_seconds:.1f} s of idle time, "
                     f"but its rollouts came so late that it waited for at least {waited:.1f} s"
                 )
         return wall, idle
+
+    def _check_wall(self, generation: int, last: m.StepReport, begun: int, end: int, mismatches: list[str]) -> None:
+        """Training lasted from the first task, which came after the first policy, to the last report."""
+        issued = min((f.issued_ns for f in self.rollouts.values() if f.issued_ns >= begun), default=end)
+        shortest, longest = (end - issued) / NS, (end - begun) / NS
+        if not _about(shortest, last.wall_seconds, longest):
+            mismatches.append(
+                f"learner generation {generation} reports {last.wall_seconds:.1f} s of training, "
+                f"the server saw {shortest:.1f} to {longest:.1f} s"
+            )
 
     def _waited(self, steps: list[tuple[m.StepReport, int]]) -> float:
         """Seconds between a step's report and the arrival of the last rollout of the next step: idle for certain."""

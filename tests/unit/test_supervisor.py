@@ -1,0 +1,47 @@
+"""What the supervisor decides when a process exits."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from infra.supervisor import Action, Backoff, children, decide
+
+
+@pytest.mark.parametrize(
+    ("code", "completes", "action"),
+    [
+        (0, True, Action.COMPLETE),
+        (0, False, Action.LEAVE),
+        (1, True, Action.RESTART),
+        (1, False, Action.RESTART),
+        (2, True, Action.ABORT),
+        (2, False, Action.ABORT),
+        (-signal.SIGKILL, True, Action.RESTART),
+        (-signal.SIGTERM, False, Action.RESTART),
+        (137, False, Action.RESTART),
+    ],
+)
+def test_decide(code: int, completes: bool, action: Action) -> None:
+    assert decide(code, completes=completes) is action
+
+
+def test_backoff_doubles_up_to_its_limit_and_then_gives_up() -> None:
+    backoff = Backoff()
+    delays = [backoff.failed(lived=1.0) for _ in range(Backoff.LIMIT)]
+    assert delays == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0, None]
+
+
+def test_backoff_forgets_after_a_healthy_life() -> None:
+    backoff = Backoff()
+    for _ in range(5):
+        backoff.failed(lived=1.0)
+    assert backoff.failed(lived=Backoff.HEALTHY) == 0.5
+    assert backoff.failed(lived=59.0) == 1.0
+
+
+def test_children_are_numbered_and_none_are_made_for_zero() -> None:
+    found = children({"learner": 1, "generator": 2, "router": 0})
+    assert [child.instance for child in found] == ["learner-1", "generator-1", "generator-2"]
+    assert found[1].command[1:] == ("-m", "generator")
