@@ -1,0 +1,304 @@
+"""One NATS connection that never gives up: endless reconnection, and requests repeated over it until patience is over.
+
+Everything that talks to the server goes through `Connection.call`: each attempt has a short limit, ends at once when
+the connection drops, and is repeated once it is back. nats-py alone loses a publish issued just after the server died,
+and can wait forever on a write buffer whose flusher has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import structlog
+from nats.aio.client import Client
+from nats.errors import BadHeaderError, BadSubjectError, MaxPayloadError, SlowConsumerError
+from nats.errors import Error as NatsError
+from nats.js.api import Header
+from nats.js.errors import APIError, ServiceUnavailableError
+
+from infra.errors import UserError
+from infra.settings import NatsSettings
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+ATTEMPT_SECONDS = 3.0  # limit of the first attempt; it doubles with each one that runs into it
+ATTEMPT_SECONDS_MAX = 30.0
+PAUSE_SECONDS = 0.1  # between attempts, doubling
+PAUSE_SECONDS_MAX = 2.0
+CALL_PATIENCE = 60.0
+CLOSE_SECONDS = 3.0
+
+FULL = {10002, 10023, 10047, 10077}  # account, server or stream limits: the publisher decides
+TOO_MANY_REQUESTS = 429
+PERMANENT = (BadSubjectError, BadHeaderError, MaxPayloadError)
+
+
+class Unavailable(Exception):
+    """The server gave no usable answer within the caller's patience."""
+
+
+class PublishFailed(Unavailable):
+    """A message was not stored: forbidden, refused, or no acknowledgement within the caller's patience."""
+
+
+class QueueFull(Exception):
+    """The stream refuses new messages because it is full: back-pressure, the caller decides."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where a published message lies."""
+
+    sequence: int
+    duplicate: bool  # the stream already had this message id
+
+
+class Connection:
+    """A connection of one service; `open` makes it."""
+
+    def __init__(self, settings: NatsSettings, name: str) -> None:
+        self._settings = settings
+        self._name = name
+        self._client = Client()
+        self._closing = False
+        self._refused: asyncio.Future[str] | None = None  # awaited while connecting for the first time
+        self._up = asyncio.Event()
+        self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._forbidden: set[str] = set()  # subjects the server refused lately
+        self._last_trouble = ""
+        self._reopening: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def open(cls, settings: NatsSettings, name: str) -> Connection:
+        """Connect within `settings.connect_timeout` seconds.
+
+        Raises `UserError` naming the address if nobody answers there or the credentials are refused.
+        """
+        if settings.credentials is not None and not settings.credentials.is_file():
+            raise UserError(f"nats.credentials: there is no file {settings.credentials}")
+        connection = cls(settings, name)
+        connection._refused = asyncio.get_running_loop().create_future()
+        connecting = asyncio.create_task(connection._connect())
+        try:
+            waited: set[asyncio.Future[Any]] = {connecting, connection._refused}
+            done, _ = await asyncio.wait(
+                waited,
+                timeout=settings.connect_timeout,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            if not connecting.done():
+                connecting.cancel()
+        if connecting in done:
+            try:
+                connecting.result()
+            except (NatsError, ValueError, ImportError) as error:
+                raise UserError(f"NATS server {settings.url}: {error}; check nats.url and nats.credentials") from None
+            connection._refused = None
+            return connection
+        connection._closing = True
+        if connection._refused in done:
+            raise UserError(
+                f"NATS server {settings.url} refused the credentials of user {settings.user!r}; "
+                "check nats.user, nats.password and nats.credentials"
+            )
+        raise UserError(
+            f"NATS server {settings.url} cannot be reached within {settings.connect_timeout:g} s "
+            f"({connection._last_trouble or 'no answer'}); start it or correct nats.url"
+        )
+
+    @property
+    def connected(self) -> bool:
+        """Whether the server can be talked to now."""
+        return self._client.is_connected and not self._client.is_draining
+
+    @property
+    def client(self) -> Client:
+        """The nats-py client of the moment; another one may take its place after an error that closed it."""
+        return self._client
+
+    @property
+    def lost(self) -> asyncio.Future[None]:
+        """Done when the present connection has dropped: what was asked over it may never be answered."""
+        return self._lost
+
+    @property
+    def max_payload(self) -> int:
+        """The server's limit on a message with its headers, in bytes."""
+        return self._client.max_payload
+
+    async def call(
+        self, request: Callable[[Client, float], Coroutine[Any, Any, T]], *, patience: float = CALL_PATIENCE
+    ) -> T:
+        """Repeat an idempotent request, given the client and the attempt's limit in seconds, until it is answered.
+
+        An answer that is a lasting error is raised as nats-py's `APIError`; `Unavailable` after `patience` seconds.
+        """
+        deadline = time.monotonic() + patience
+        limit, pause = ATTEMPT_SECONDS, PAUSE_SECONDS
+        trouble = "not connected"
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(deadline - time.monotonic()):
+                    await self._up.wait()
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                raise Unavailable(f"NATS server {self._settings.url}: {trouble} for {patience:g} s")
+            try:
+                return await self._attempt(request, min(limit, remaining))
+            except APIError as error:
+                if not _transient(error):
+                    raise
+                trouble = str(error)
+            except PERMANENT:
+                raise
+            except (TimeoutError, NatsError, OSError) as error:
+                trouble = str(error) or "no answer"
+                limit = min(limit * 2, ATTEMPT_SECONDS_MAX) if isinstance(error, TimeoutError) else limit
+            log.debug("request is repeated", trouble=trouble)
+            await asyncio.sleep(min(pause, max(deadline - time.monotonic(), 0)))
+            pause = min(pause * 2, PAUSE_SECONDS_MAX)
+
+    async def _attempt(self, request: Callable[[Client, float], Coroutine[Any, Any, T]], limit: float) -> T:
+        # In a task of its own, because nats-py swallows cancellation while it flushes.
+        task = asyncio.create_task(request(self._client, limit))
+        task.add_done_callback(_retrieve)
+        try:
+            waited: set[asyncio.Future[Any]] = {task, self._lost}
+            done, _ = await asyncio.wait(waited, timeout=limit + 1.0, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not task.done():
+                task.cancel()
+        if task in done:
+            return task.result()
+        raise ConnectionError("connection lost") if self._lost in done else TimeoutError("no answer")
+
+    async def send(self, subject: str, payload: bytes, *, id: str, headers: dict[str, str], patience: float) -> Stored:
+        """Publish to a stream and wait until it is stored, every attempt under the same message id.
+
+        Raises `QueueFull` at once when the stream is full, `PublishFailed` when the server forbids the subject or
+        `patience` seconds are over, and nats-py's `APIError` when the stream refuses the message for good.
+        """
+
+        async def attempt(client: Client, limit: float) -> Stored:
+            if subject in self._forbidden:
+                self._forbidden.discard(subject)
+                raise PublishFailed(f"{subject}: this user has no permission to publish there")
+            # nats-py writes into the headers it is given.
+            ack = await client.jetstream().publish(
+                subject,
+                payload,
+                timeout=limit,
+                headers={**headers, Header.MSG_ID.value: id},
+            )
+            return Stored(ack.seq, bool(ack.duplicate))
+
+        try:
+            return await self.call(attempt, patience=patience)
+        except APIError as error:
+            if error.err_code in FULL:
+                raise QueueFull(f"{subject}: {error.description}") from error
+            raise
+        except PublishFailed:
+            raise
+        except Unavailable as error:
+            raise PublishFailed(f"{subject}, message {id}: {error}") from error
+
+    async def close(self) -> None:
+        """Flush and close, in bounded time whatever the server does."""
+        self._closing = True
+        if self._reopening is not None:
+            self._reopening.cancel()
+        await _bounded(self._close_client(), CLOSE_SECONDS)
+
+    async def _close_client(self) -> None:
+        with contextlib.suppress(NatsError, OSError):
+            if self.connected:
+                await self._client.flush(timeout=1)
+        with contextlib.suppress(NatsError, OSError):
+            await self._client.close()
+
+    async def _connect(self) -> None:
+        settings = self._settings
+        self._client = Client()
+        await self._client.connect(
+            servers=[part.strip() for part in settings.url.split(",")],
+            name=self._name,
+            user=settings.user or None,
+            password=settings.password.get_secret_value() or None,
+            user_credentials=str(settings.credentials) if settings.credentials else None,
+            inbox_prefix=f"_INBOX_{name_token(self._name)}",
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=0.5,  # type: ignore[arg-type]
+            connect_timeout=3,
+            ping_interval=15,
+            error_cb=self._on_error,
+            disconnected_cb=self._on_disconnected,
+            reconnected_cb=self._on_connected,
+            closed_cb=self._on_closed,
+        )
+        await self._on_connected()
+
+    async def _on_connected(self) -> None:
+        self._last_trouble = ""
+        if self._lost.done():
+            self._lost = asyncio.get_running_loop().create_future()
+            log.info("connected again", url=self._settings.url)
+        self._up.set()
+
+    async def _on_disconnected(self) -> None:
+        self._up.clear()
+        if not self._lost.done():
+            self._lost.set_result(None)
+            if not self._closing:
+                log.warning("connection lost", url=self._settings.url)
+
+    async def _on_closed(self) -> None:
+        # nats-py closes for good on protocol errors, such as an expired credential or a payload above the limit.
+        if not self._closing:
+            log.error("connection closed by an error, opening another", error=str(self._client.last_error))
+            self._reopening = asyncio.create_task(self._connect())
+
+    async def _on_error(self, error: Exception) -> None:
+        text = str(error) or type(error).__name__
+        if "permissions violation" in text.lower():
+            log.error("permission violation", detail=text)
+            self._forbidden |= set(re.findall(r'publish to "([^"]+)"', text, re.IGNORECASE))
+        elif isinstance(error, SlowConsumerError):
+            log.warning("messages dropped by the client, they are read again", subject=error.subject)
+        elif text != self._last_trouble:  # the same trouble at every attempt to reconnect is one line
+            log.warning("connection trouble", error=text)
+            self._last_trouble = text
+        if "authorization" in text.lower() and self._refused is not None and not self._refused.done():
+            self._refused.set_result(text)
+
+
+def _transient(error: APIError) -> bool:
+    # A server that is starting up answers 503, or nobody answers at all.
+    busy = isinstance(error, ServiceUnavailableError) or error.code == TOO_MANY_REQUESTS
+    return busy and error.err_code not in FULL
+
+
+async def _bounded(work: Awaitable[None], seconds: float) -> None:
+    task = asyncio.ensure_future(work)
+    await asyncio.wait({task}, timeout=seconds)
+    task.cancel()
+
+
+def name_token(name: str) -> str:
+    """A name as a token of subjects and consumer names."""
+    return re.sub(r"[^A-Za-z0-9_-]", "-", name)
+
+
+def _retrieve(task: asyncio.Task[Any]) -> None:
+    # An attempt that was abandoned may still fail; nobody waits for it.
+    if not task.cancelled():
+        task.exception()
