@@ -24,7 +24,7 @@ from contracts import subjects
 from contracts.messages import Heartbeat
 from infra import telemetry
 from infra.bootstrap import bootstrap
-from infra.bus import Bus
+from infra.bus import Bus, PublishFailed, QueueFull
 from infra.errors import UserError
 from infra.health import Health, serve_health
 from infra.runfile import to_toml
@@ -84,7 +84,7 @@ class Service:
         return "draining" if self.stopping.is_set() else "ready" if self.health.is_ready else "starting"
 
     async def heartbeat(self, state: str) -> None:
-        """Publish one sign of life."""
+        """Publish one sign of life; where the server does not take it in time, the next one will do."""
         run, now = self.settings.run.name, time.time_ns()
         message = Heartbeat(
             run=run,
@@ -95,16 +95,17 @@ class Service:
             started_ns=self.started_ns,
             at_ns=now,
         )
-        await self.bus.publish(subjects.HEARTBEAT, message, id=f"{self.instance}.{now}", run=run)
+        patience = max(self.settings.service.heartbeat_seconds, 1.0)
+        try:
+            await self.bus.publish(subjects.HEARTBEAT, message, id=f"{self.instance}.{now}", patience=patience, run=run)
+        except (PublishFailed, QueueFull) as error:
+            log.warning("heartbeat not published", error=str(error))
 
     async def heartbeats(self) -> None:
         """Publish a sign of life every `service.heartbeat_seconds`; an unreachable server costs only the beats."""
         interval = self.settings.service.heartbeat_seconds
         while True:
-            try:
-                await asyncio.wait_for(self.heartbeat(self.state), timeout=max(interval, 1.0))
-            except (TimeoutError, OSError, UserError) as error:
-                log.warning("heartbeat not published", error=str(error) or type(error).__name__)
+            await self.heartbeat(self.state)
             await asyncio.sleep(interval)
 
     async def run(self, main: Callable[[Service], Awaitable[None]]) -> None:
@@ -112,15 +113,15 @@ class Service:
 
         Raises what main or a spawned task raised.
         """
-        running = asyncio.ensure_future(main(self))
-        stopped = asyncio.create_task(self.stopping.wait())
+        running: asyncio.Future[None] = asyncio.ensure_future(main(self))
+        stopped: asyncio.Future[Any] = asyncio.create_task(self.stopping.wait())
         try:
-            await asyncio.wait({running, stopped, self._failure}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([running, stopped, self._failure], return_when=asyncio.FIRST_COMPLETED)
             if not running.done() and not self._failure.done():
                 self.health.not_ready("draining")
                 limit = self.settings.service.drain_seconds
                 log.info("draining", limit_seconds=limit)
-                await asyncio.wait({running, self._failure}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait([running, self._failure], timeout=limit, return_when=asyncio.FIRST_COMPLETED)
                 if not running.done() and not self._failure.done():
                     log.warning("drain took too long and is cut off", limit_seconds=limit)
             if self._failure.done():
@@ -210,15 +211,13 @@ async def _live(name: str, instance: str, settings: Settings, main: Callable[[Se
             log.info("started", pid=os.getpid(), health_port=port)
             service.spawn(service.heartbeats(), "heartbeats")
             await service.run(main)
-            if bus.connected:
-                await asyncio.wait_for(service.heartbeat("stopped"), CLOSE_SECONDS)
+            await service.heartbeat("stopped")
     finally:
-        await asyncio.wait_for(bus.close(), CLOSE_SECONDS)
+        await bus.close()
         log.info("stopped")
 
 
 async def _connect(name: str, instance: str, settings: Settings) -> Bus:
     bus = await Bus.connect(settings.nats, instance)
-    pool = settings.section(name).pool
-    await bootstrap(bus, settings.run.name, {pool}, create=settings.nats.manage_streams)
+    await bootstrap(bus, settings.run.name, [settings.section(name).pool], create=settings.nats.manage_streams)
     return bus

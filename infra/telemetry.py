@@ -44,7 +44,8 @@ def setup(service: str, instance: str, settings: Settings) -> None:
     Spans and metrics go to the collector named by the standard `OTEL_EXPORTER_OTLP_*` variables, to JSON lines files
     in `telemetry.directory`, to both, or nowhere.
     """
-    _setup_logging(service, instance, settings)
+    context = {"service": service, "instance": instance, "run": settings.run.name}
+    setup_logging(settings.telemetry.log_level, context)
     if _providers:
         return
     resource = Resource.create(
@@ -103,8 +104,12 @@ def _otlp_exporters() -> tuple[Any, Any]:
 # --- logs -------------------------------------------------------------------------------------------------------------
 
 
-def _setup_logging(service: str, instance: str, settings: Settings) -> None:
-    context = {"service": service, "instance": instance, "run": settings.run.name}
+def setup_logging(level: str, context: Mapping[str, str], stream: TextIO | None = None) -> None:
+    """Write log lines of `level` and above with `context` to a stream, by default stderr.
+
+    JSON, except on a terminal. The log lines of libraries are among them.
+    """
+    stream = stream or sys.stderr
 
     def add_context(_logger: Any, _method: str, event: Any) -> Any:
         span = trace.get_current_span().get_span_context()
@@ -119,15 +124,15 @@ def _setup_logging(service: str, instance: str, settings: Settings) -> None:
         add_context,
     ]
     final: list[Any] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta]
-    if sys.stderr.isatty():
+    if stream.isatty():
         final.append(structlog.dev.ConsoleRenderer())
     else:
         final += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str)]
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(stream)
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=final))
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(settings.telemetry.log_level.upper())
+    root.setLevel(level.upper())
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,

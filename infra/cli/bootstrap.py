@@ -30,7 +30,7 @@ async def _create(settings: Settings) -> None:
     from infra import bootstrap as streams
     from infra.bus import Bus
 
-    pools = {settings.section(point.name).pool for point in entry_points(group="tailrace.settings")}
+    pools = sorted({settings.section(point.name).pool for point in entry_points(group="tailrace.settings")})
     bus = await Bus.connect(settings.nats, "bootstrap")
     try:
         await streams.bootstrap(bus, settings.run.name, pools, create=True)

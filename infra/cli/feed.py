@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
@@ -64,7 +64,7 @@ async def collect(bus: Bus, run: str) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def watching(bus: Bus, board: Board, pools: set[str]) -> AsyncIterator[None]:
+async def watching(bus: Bus, board: Board, pools: Sequence[str]) -> AsyncIterator[None]:
     """Keep the board up to date while the block runs."""
     run = board.run
     events = (await bus.stream_info(subjects.STEP.stream)).state
@@ -102,11 +102,11 @@ async def _feed(bus: Bus, board: Board, channel: Channel, tokens: Mapping[str, s
             await asyncio.sleep(QUEUE_SECONDS)
 
 
-async def _watch_queues(bus: Bus, board: Board, pools: set[str]) -> None:
+async def _watch_queues(bus: Bus, board: Board, pools: Sequence[str]) -> None:
     while True:
         queues = []
         for purpose in (Purpose.TRAIN, Purpose.EVAL):
-            for pool in sorted(pools):
+            for pool in pools:
                 try:
                     queues.append(await _queue(bus, board.run, purpose, pool))
                 except (NotFoundError, Unavailable):

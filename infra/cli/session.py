@@ -76,7 +76,7 @@ async def _supervise(
 ) -> dict[str, Any]:
     processes = settings.processes or DEFAULT_PROCESSES
     _check_processes(processes)
-    pools = {settings.section(service).pool for service in processes}
+    pools = sorted({settings.section(service).pool for service in processes})
     await bootstrap(bus, settings.run.name, pools, create=nats.manage_streams)
     board, notes = Board(settings.run.name), deque[str](maxlen=NOTES)
     live = _live(console, board, notes)

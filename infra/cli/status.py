@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import time
+from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated
@@ -46,7 +47,7 @@ def status(
         _show_finished(directory)
         return
     name, nats = directory.read_connection(settings.nats) if directory else (settings.run.name, settings.nats)
-    pools = {settings.section(point.name).pool for point in entry_points(group="tailrace.settings")}
+    pools = sorted({settings.section(point.name).pool for point in entry_points(group="tailrace.settings")})
     run_to_end(_watch(run or name, nats, pools, once))
 
 
@@ -66,7 +67,7 @@ def _show_finished(directory: RunDirectory) -> None:
     console.print(final_table(summary))
 
 
-async def _watch(run: str, nats: NatsSettings, pools: set[str], once: bool) -> None:
+async def _watch(run: str, nats: NatsSettings, pools: Sequence[str], once: bool) -> None:
     from rich.console import Console
     from rich.live import Live
 
