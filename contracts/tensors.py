@@ -59,4 +59,5 @@ class Tensor(msgspec.Struct, frozen=True):
         """A read-only numpy view of the data, without a copy. Call `check` first on anything from the bus."""
         if self.dtype not in _LITTLE:
             raise InvalidMessage(f"tensor: dtype {self.dtype!r} has no numpy type")
-        return np.frombuffer(self.data, dtype=_LITTLE[self.dtype]).reshape(self.shape)
+        items = np.frombuffer(self.data, dtype=_LITTLE[self.dtype])
+        return items if len(self.shape) == 1 else items.reshape(self.shape)
