@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 NEGATIVE_INFINITY = float("-inf")
-BLOCK = 32  # rows of logits handled at once; bounds the fp32 scratch of `token_logprobs`
+WIDTH = 256  # vocabulary entries that sampling sums up at once
+HEAD = 1024  # most likely tokens among which the nucleus is looked for first
+BLOCK = 32  # rows of logits widened to fp32 at once
 
 
 def distribution_logprobs(logits_BV: Tensor, temperature: float | Tensor, top_p: float = 1.0, top_k: int = 0) -> Tensor:
@@ -33,12 +35,7 @@ def distribution_logprobs(logits_BV: Tensor, temperature: float | Tensor, top_p:
         least = scaled.topk(top_k, dim=-1).values[:, -1:]
         scaled = scaled.masked_fill(scaled < least, NEGATIVE_INFINITY)
     if top_p < 1.0:
-        with torch.no_grad():
-            ordered = scaled.softmax(-1).sort(dim=-1, descending=True).values
-            last = ((ordered.cumsum(-1) - ordered) < top_p).sum(-1, keepdim=True) - 1
-            least = ordered.gather(-1, last)
-            outside = scaled.softmax(-1) < least
-        scaled = scaled.masked_fill(outside, NEGATIVE_INFINITY)
+        scaled = scaled.masked_fill(_outside_nucleus(scaled.detach(), top_p), NEGATIVE_INFINITY)
     return scaled.log_softmax(-1)
 
 
@@ -63,6 +60,55 @@ def token_logprobs(
         full = distribution_logprobs(flat_NV, temperatures, top_p, top_k)
         result = full.gather(-1, flat_N.unsqueeze(-1)).squeeze(-1)
     return result.view(tokens.shape)
+
+
+def sample(
+    logits_BV: Tensor, uniforms: list[float], temperature: float, top_p: float = 1.0, top_k: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Tokens [B] and their log-probs [B] in fp32, drawn by inverting the cumulative distribution at `uniforms` [B].
+
+    One number in [0, 1) per row decides its token, whatever the other rows hold. A row whose logits are not finite gets
+    a log-prob that is not finite.
+    """
+    if temperature == 0:
+        highest = logits_BV.float().max(-1)
+        return highest.indices, torch.where(highest.values.isfinite(), 0.0, highest.values)
+    if top_p < 1.0 or 0 < top_k < logits_BV.shape[-1]:
+        probabilities = distribution_logprobs(logits_BV, temperature, top_p, top_k).exp_()
+    else:
+        scaled = logits_BV.float()
+        probabilities = (scaled if temperature == 1 else scaled / temperature).softmax(-1)
+    targets = torch.tensor(uniforms, dtype=torch.float64, device=logits_BV.device).unsqueeze(-1)
+    tokens = _invert(probabilities, targets)
+    return tokens, probabilities.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).log()
+
+
+def _invert(probabilities_BV: Tensor, uniforms_B1: Tensor) -> Tensor:
+    """The first token [B] whose cumulative probability exceeds `uniforms` [B, 1]: its block first, then inside."""
+    width = probabilities_BV.shape[-1]
+    padded = torch.nn.functional.pad(probabilities_BV, (0, -width % WIDTH)).view(len(probabilities_BV), -1, WIDTH)
+    blocks = padded.sum(-1).cumsum(-1, dtype=torch.float64)
+    targets = uniforms_B1 * blocks[:, -1:]
+    block = torch.searchsorted(blocks, targets, right=True).clamp_(max=blocks.shape[-1] - 1)
+    before = torch.where(block > 0, blocks.gather(-1, (block - 1).clamp_(min=0)), 0.0)
+    inside = padded[torch.arange(len(padded), device=padded.device), block[:, 0]].cumsum(-1, dtype=torch.float64)
+    # A block's sum is rounded to fp32 and may pass its last cumulative value by a hair: stay below that.
+    rest = torch.minimum(targets - before, inside[:, -1:] * (1 - 1e-12))
+    offset = torch.searchsorted(inside, rest, right=True).clamp_(max=WIDTH - 1)
+    return (block * WIDTH + offset)[:, 0].clamp_(max=width - 1)
+
+
+def _outside_nucleus(scaled_BV: Tensor, top_p: float) -> Tensor:
+    """True where a token is less likely than the last one that the nucleus needs to reach its mass."""
+    probabilities = scaled_BV.softmax(-1)
+    # The nucleus is nearly always small: look for its end among the most likely tokens before sorting all.
+    for count in sorted({min(HEAD, probabilities.shape[-1]), probabilities.shape[-1]}):
+        ordered = probabilities.topk(count, dim=-1).values
+        cumulative = ordered.cumsum(-1)
+        if count == probabilities.shape[-1] or bool((cumulative[:, -1] >= top_p).all()):
+            break
+    last = (cumulative - ordered < top_p).sum(-1, keepdim=True) - 1
+    return probabilities < ordered.gather(-1, last)
 
 
 class _FullSoftmax(torch.autograd.Function):

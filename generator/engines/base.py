@@ -16,11 +16,15 @@ class EngineError(RuntimeError):
 
 
 class EngineFull(EngineError):
-    """Too many requests wait already: give the task back, or wait for `Engine.wait_free`."""
+    """Too many completions wait already: give the task back, or `wait_free` first."""
 
 
-class PromptTooLong(EngineError):
-    """The prompt leaves no room for a sampled token, or its group needs more slots than the engine has."""
+class RequestRefused(EngineError):
+    """This engine can never sample the request: a setting out of range, a token unknown to the model, too large."""
+
+
+class PromptTooLong(RequestRefused):
+    """The prompt leaves no room for a sampled token in the model's window."""
 
 
 @dataclass(frozen=True)
@@ -87,9 +91,9 @@ class Engine(Protocol):
     def submit(self, request: SampleRequest) -> AsyncIterator[list[SampledToken]]:
         """The tokens of all completions of the group as they come, one list per decode step, until all have finished.
 
-        Closing the iterator aborts the group and frees its slots. Raises, on the first step, `PromptTooLong`,
-        `EngineFull`, or `EngineError` before the first `load`; later `EngineError` when a step fails or the engine is
-        closed.
+        Closing the iterator (`contextlib.aclosing`) aborts the group and frees its slots. Raises, on the first step,
+        `RequestRefused`, `EngineFull`, or `EngineError` before the first `load`; later `EngineError` when a step fails
+        or the engine is closed.
         """
 
     async def wait_free(self, completions: int) -> None:
