@@ -28,7 +28,10 @@ _UNIT = re.compile(rf"°?{_WORD}(?:(?: |/| ?per |-){_WORD}){{0,3}}|°|[$€£¥]
 # what one letter after a number may mean besides an unknown
 _SINGLE_LETTERS = frozenset("mgshlLNJWVACFK$€£¥°")
 _NO_UNITS = re.compile(r"\b(?:or|and|to|pi|dozen|half|quarter|minus|plus|times|over|squared|cubed)\b", re.IGNORECASE)
-_STANDALONE = re.compile(rf"(?<![\w.,^{{}}\\/])[-−]?[$€£]?(?:{_DECIMAL})(?:/\d+)?%?(?![\w^{{}}!/]|[.,]\d)")
+_STANDALONE = re.compile(
+    rf"(?<![\w.,^{{}}\\/])(?<![\w)][*+−-])(?<!\*\*)[-−]?[$€£]?(?:{_DECIMAL})(?:/\d+)?%?(?![\w^{{}}!/*+]|[.,-]\d)"
+    rf"|(?<=[\s:]\*\*)[-−]?[$€£]?(?:{_DECIMAL})(?=\*\*)"
+)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,27 @@
+"""Six random letters, to be written backwards: what a transformer of a few thousand weights learns in a minute."""
+
+from __future__ import annotations
+
+import string
+from random import Random
+
+from contracts.messages import Split
+from generator.environments.base import Item, first_in, make_item
+
+LETTERS = 6
+
+
+class ReverseText:
+    """Prompt `abcdef>`, gold `fedcba`, reward by letter. Every character is one the tiny model's tokenizer knows."""
+
+    name = "reverse-text"
+
+    def item(self, seed: int, split: Split) -> Item:
+        """See `Environment.item`; takes some tens of microseconds."""
+        random = Random(f"{split.value} {seed}")
+
+        def candidate(_: int) -> Item:
+            text = "".join(random.choices(string.ascii_lowercase, k=LETTERS))
+            return make_item(f"{text}>", text[::-1], "letters")
+
+        return first_in(split, candidate, self.name)
