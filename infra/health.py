@@ -92,7 +92,7 @@ def respond(request: bytes, health: Health, connected: bool) -> bytes:
     """The HTTP response to a request head."""
     method, _, rest = request.split(b"\r\n", 1)[0].partition(b" ")
     path = rest.split(b" ")[0].split(b"?")[0]
-    if method not in (b"GET", b"HEAD"):
+    if method != b"GET":
         return _response("405 Method Not Allowed", "only GET")
     if path == b"/healthz":
         good, sentence = health.liveness()

@@ -23,7 +23,7 @@ CHECKPOINTS = "learner"  # where in the run's folder the learner keeps them
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(help="Folder to write; must not exist yet, or be empty.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to write; must not exist yet, or be empty.")],
     run_dir: Annotated[
         Path | None,
         typer.Option("--run-dir", help="Folder of the run; default: the newest one under runs/.", show_default=False),
@@ -55,7 +55,8 @@ def export(
         )  # fmt: skip
         done = run_to_end(_from_bus(name, nats, version, folder))
     else:
-        done = _from_checkpoint(RunDirectory(run_dir.absolute()) if run_dir else _newest(), folder)
+        directory = RunDirectory(run_dir.absolute()) if run_dir else _newest()
+        done = run_to_end(asyncio.to_thread(_from_checkpoint, directory, folder))
     typer.echo(f"version {done} written to {folder}")
 
 

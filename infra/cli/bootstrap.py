@@ -13,7 +13,8 @@ from infra.settings import Settings, load
 
 def bootstrap(
     file: Annotated[
-        Path | None, typer.Argument(help="Run file (TOML); default: $TAILRACE_CONFIG.", show_default=False)
+        Path | None,
+        typer.Argument(metavar="FILE", help="Run file (TOML); default: $TAILRACE_CONFIG.", show_default=False),
     ] = None,
 ) -> None:
     """Create the streams and consumers of a run on its NATS server.

@@ -16,8 +16,13 @@ T = TypeVar("T")
 def run_to_end(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine; the first Ctrl-C or SIGTERM cancels it and lets it clean up, a second one exits at once.
 
+    What the code behind a command logs is shown only if it is an error: commands speak for themselves.
+
     Raises `typer.Exit` with 128 + the signal's number (130 for Ctrl-C) when it was cancelled that way.
     """
+    from infra import telemetry  # heavy, and not needed for help
+
+    telemetry.setup_logging("error", {})
     received: list[int] = []
 
     async def interruptible() -> T:

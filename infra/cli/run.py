@@ -54,7 +54,7 @@ def demo(
 
 
 def run(
-    file: Annotated[Path, typer.Argument(help="Run file (TOML); --print-config shows every setting.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Run file (TOML); --print-config shows every setting.")],
     run_dir: RunDir = None,
     print_config: PrintConfig = False,
 ) -> None:

@@ -6,13 +6,14 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from importlib.metadata import entry_points
 from typing import Any
 
 from rich.console import Console
 from rich.live import Live
 
+from infra import telemetry
 from infra.bootstrap import bootstrap
 from infra.bus import Bus
 from infra.cli.board import Board
@@ -38,9 +39,14 @@ async def execute(settings: Settings, directory: RunDirectory, *, embedded: bool
 
     Raises `UserError` when a person has to act. On cancellation everything that was started is stopped.
     """
-    with directory.locked():
+    _check_processes(settings.processes)
+    with ExitStack() as stack:
+        stack.enter_context(directory.locked())
         directory.summary_file.unlink(missing_ok=True)
         write_run_file(directory, settings)
+        directory.logs.mkdir(exist_ok=True)
+        log = stack.enter_context((directory.logs / "supervisor.log").open("a"))
+        telemetry.setup_logging(settings.telemetry.log_level, {"service": "supervisor"}, log)
         async with _server(settings, directory, embedded) as (nats, server):
             bus = await Bus.connect(nats, "supervisor")
             try:
@@ -75,7 +81,6 @@ async def _supervise(
     console: Console,
 ) -> dict[str, Any]:
     processes = settings.processes or DEFAULT_PROCESSES
-    _check_processes(processes)
     pools = sorted({settings.section(service).pool for service in processes})
     await bootstrap(bus, settings.run.name, pools, create=nats.manage_streams)
     board, notes = Board(settings.run.name), deque[str](maxlen=NOTES)
