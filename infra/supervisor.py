@@ -149,7 +149,7 @@ class Supervisor:
             how = f"was killed by {_signal(-code)}" if code < 0 else f"exited with code {code}"
             if delay is None:
                 raise UserError(f"{child.instance} failed {backoff.failures} times in a row and {how}; see {log}")
-            self._say(f"{child.instance} {how}; restarting in {delay:g} s (log: {log})")
+            self._say(f"{child.instance} {how}; restarting in {delay:g} s; see {log.name}")
             await asyncio.sleep(delay)
 
     async def _live(self, child: Child, log: Path) -> int:

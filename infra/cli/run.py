@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from infra.cli.interrupts import run_to_end
-from infra.cli.rundir import choose, names_server
+from infra.cli.rundir import choose, names_server, shown
 from infra.runfile import to_toml
 from infra.settings import load
 
@@ -80,5 +80,7 @@ def _run(file: Path, run_dir: Path | None, seed: int | None, print_config: bool,
     try:
         run_to_end(execute(settings, directory, embedded=not names_server(file), console=console))
     except typer.Exit:
-        console.print(f"stopped; to go on from the last checkpoint: {again} --run-dir {directory.path}", soft_wrap=True)
+        console.print(
+            f"stopped; to go on from the last checkpoint: {again} --run-dir {shown(directory.path)}", soft_wrap=True
+        )
         raise

@@ -101,6 +101,11 @@ class RunDirectory:
         partial.replace(self.summary_file)
 
 
+def shown(path: Path) -> str:
+    """A path as people write it: relative where it lies below the working directory."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
 def choose(settings: Settings, given: Path | None, *, seed: int | None = None) -> tuple[RunDirectory, Settings]:
     """The folder of a run that is about to start, and the settings in it.
 

@@ -18,7 +18,7 @@ from infra.bootstrap import bootstrap
 from infra.bus import Bus
 from infra.cli.board import Board
 from infra.cli.feed import collect, watching
-from infra.cli.rundir import RunDirectory, child_environment, write_run_file
+from infra.cli.rundir import RunDirectory, child_environment, shown, write_run_file
 from infra.cli.view import final_table, line, picture
 from infra.errors import UserError
 from infra.server import EmbeddedServer
@@ -89,7 +89,7 @@ async def _supervise(
     def say(sentence: str) -> None:
         notes.append(sentence)
         if live is None:
-            console.print(sentence)
+            console.print(sentence, soft_wrap=True)
 
     supervisor = Supervisor(
         children(processes),
@@ -99,7 +99,8 @@ async def _supervise(
         stop_seconds=settings.service.drain_seconds + STOP_MARGIN,
         say=say,
     )
-    console.print(f"run {settings.run.name} in {directory.path}: {_listed(processes)}; logs in {directory.logs}")
+    where, logs = shown(directory.path), shown(directory.logs)
+    console.print(f"run {settings.run.name} in {where}: {_listed(processes)}; logs in {logs}", soft_wrap=True)
     async with watching(bus, board, pools):
         running = asyncio.create_task(supervisor.run())
         helpers = [asyncio.create_task(_show(console, board, notes, live))]
@@ -113,11 +114,11 @@ async def _supervise(
             for task in (running, *helpers):
                 task.cancel()
             await asyncio.gather(running, *helpers, return_exceptions=True)
-            console.print(line(board, time.time()))
+            console.print(line(board, time.time()), soft_wrap=True)
     summary = await collect(bus, settings.run.name)
     directory.write_summary(summary)
     console.print(final_table(summary))
-    console.print(f"all figures: {directory.summary_file}")
+    console.print(f"all figures: {shown(directory.summary_file)}", soft_wrap=True)
     return summary
 
 
