@@ -1,0 +1,171 @@
+"""Checkpoints that are either whole or not there.
+
+A checkpoint is a folder `NNNNNNNN.A`: version and attempt. It is written under another name, forced to disk, renamed,
+and only then marked complete; the marker lists every file with its size and sha256. Whatever instant the process dies
+at, the newest marked folder is usable, and what has no marker, or does not match it, is ignored and later removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import structlog
+from safetensors import SafetensorError
+from torch import Tensor
+
+from infra.errors import UserError
+
+log = structlog.get_logger(__name__)
+
+MARKER = "complete.json"
+POSITION = "position.json"
+UNFINISHED = "unfinished-"
+SHARD_BYTES = 256 * 1024 * 1024  # bounds the memory a save needs beside the snapshot itself
+NAME = re.compile(r"(\d{8,})\.(\d+)")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What `Checkpoints.save` was given."""
+
+    version: int
+    trainer: dict[str, Tensor]
+    position: dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints in one directory; one process at a time may save to it."""
+
+    def __init__(self, directory: Path, keep: int) -> None:
+        self.directory = directory
+        self.keep = keep  # newest complete checkpoints that `save` leaves
+
+    def save(self, version: int, trainer: Mapping[str, Tensor], position: Mapping[str, Any]) -> None:
+        """Write a checkpoint from a snapshot that nobody changes meanwhile, then remove those not kept.
+
+        `position` must be JSON. Blocks for the disk: call it in a thread. Raises `UserError` when the disk refuses; the
+        earlier checkpoints are then as they were.
+        """
+        try:
+            self._save(version, trainer, position)
+        except OSError as error:
+            raise UserError(
+                f"checkpoint directory {self.directory}: {error.strerror}; free space or make it writable"
+            ) from error
+
+    def latest(self) -> Checkpoint | None:
+        """The newest complete checkpoint, read and verified; None without one. Logs and skips those that are not."""
+        for folder in self._marked():
+            try:
+                return _read(folder)
+            except (OSError, ValueError, KeyError, SafetensorError) as error:
+                log.warning("checkpoint is damaged, taking an older one", checkpoint=str(folder), error=str(error))
+        return None
+
+    def newest_version(self) -> int | None:
+        """The version of the newest complete checkpoint, by its marker alone; None without one."""
+        return next((_key(folder)[0] for folder in self._marked()), None)
+
+    def _save(self, version: int, trainer: Mapping[str, Tensor], position: Mapping[str, Any]) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        for remains in self.directory.glob(f"{UNFINISHED}*"):  # of a save that did not end
+            shutil.rmtree(remains)
+        attempts = [attempt for found, attempt in map(_key, self._folders()) if found == version]
+        name = f"{version:08d}.{max(attempts, default=0) + 1}"
+        unfinished = self.directory / (UNFINISHED + name)
+        unfinished.mkdir()
+        files = {POSITION: _write(unfinished / POSITION, json.dumps(position).encode())}
+        for number, shard in enumerate(_shards(trainer)):
+            file = f"trainer-{number:05d}.safetensors"
+            files[file] = _write(unfinished / file, safetensors.torch.save(shard))
+        _sync(unfinished)
+        folder = unfinished.rename(self.directory / name)
+        _sync(self.directory)
+        marker = folder / (UNFINISHED + MARKER)
+        _write(marker, json.dumps({"version": version, "files": files}).encode())
+        marker.rename(folder / MARKER)
+        _sync(folder)
+        self._prune(folder)
+
+    def _prune(self, saved: Path) -> None:
+        """Keep the checkpoint just saved and the newest others, `keep` in all; remove the rest, whole or not."""
+        kept = [saved, *(folder for folder in self._marked() if folder != saved)][: self.keep]
+        for folder in self._folders():
+            if folder not in kept:
+                (folder / MARKER).unlink(missing_ok=True)  # first: a folder half removed is not a checkpoint
+                shutil.rmtree(folder)
+
+    def _folders(self) -> list[Path]:
+        """Folders named like checkpoints, newest first."""
+        if not self.directory.is_dir():
+            return []
+        found = [path for path in self.directory.iterdir() if NAME.fullmatch(path.name) and path.is_dir()]
+        return sorted(found, key=_key, reverse=True)
+
+    def _marked(self) -> list[Path]:
+        return [folder for folder in self._folders() if (folder / MARKER).is_file()]
+
+
+def _key(folder: Path) -> tuple[int, int]:
+    version, attempt = folder.name.split(".")
+    return int(version), int(attempt)
+
+
+def _read(folder: Path) -> Checkpoint:
+    """Read a checkpoint, checking every file against the marker. Raises `OSError`, `ValueError` or `KeyError`."""
+    marker = json.loads((folder / MARKER).read_bytes())
+    contents: dict[str, Any] = {}
+    tensors: dict[str, Tensor] = {}
+    for name, expected in marker["files"].items():
+        data = (folder / name).read_bytes()
+        if _fingerprint(data) != expected:
+            raise ValueError(f"{name} does not match the marker")
+        if name == POSITION:
+            contents = json.loads(data)
+        else:
+            tensors |= safetensors.torch.load(data)
+    return Checkpoint(version=marker["version"], trainer=tensors, position=contents)
+
+
+def _shards(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    shard: dict[str, Tensor] = {}
+    size = 0
+    for name, tensor in tensors.items():
+        if shard and size + tensor.nbytes > SHARD_BYTES:
+            yield shard
+            shard, size = {}, 0
+        shard[name] = tensor
+        size += tensor.nbytes
+    if shard:
+        yield shard
+
+
+def _fingerprint(data: bytes) -> list[Any]:
+    return [len(data), hashlib.sha256(data).hexdigest()]
+
+
+def _write(path: Path, data: bytes) -> list[Any]:
+    """Write a file through to the disk; its size and sha256."""
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    return _fingerprint(data)
+
+
+def _sync(folder: Path) -> None:
+    """Force the names in a folder to disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
