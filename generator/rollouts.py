@@ -6,12 +6,12 @@ import hashlib
 from dataclasses import dataclass, field
 
 import numpy as np
-from infra.grading import Grade
 
 from contracts.messages import Finish, PolicyRef, PolicySegment, Rollout, Task
 from contracts.tensors import Tensor
 from generator.engines import SampledToken
 from generator.environments import Item
+from infra.grading import Grade
 
 
 @dataclass

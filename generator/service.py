@@ -16,11 +16,12 @@ from functools import partial
 from pathlib import Path
 
 import structlog
+from transformers import PreTrainedTokenizerFast
 
 from contracts import subjects
 from contracts.errors import InvalidMessage
 from contracts.messages import GeneratorReport, PolicyVersion, Purpose, Split, Task
-from generator.engines import Engine, EngineError, PromptTooLong, SampleRequest, make_engine
+from generator.engines import Engine, EngineError, RequestRefused, SampleRequest, make_engine
 from generator.environments import Environment, Item, environment
 from generator.rollouts import Completion, rollout_of, sampling_seed
 from generator.settings import GeneratorSettings
@@ -93,7 +94,7 @@ class Generator:
         settings: GeneratorSettings,
         policies: PolicyStore,
         engine: Engine,
-        tokenizer: models.Tokenizer,
+        tokenizer: PreTrainedTokenizerFast,
         grader: Grader,
         environments: dict[str, Environment],
     ) -> None:
@@ -210,8 +211,8 @@ class Generator:
                 async for step in steps:
                     for token in step:
                         completions[token.index].add(token)
-        except PromptTooLong as error:
-            raise Reject("prompt_too_long", f"task {task.id}: {error}") from error
+        except RequestRefused as error:
+            raise Reject("bad_request", f"task {task.id}: {error}") from error
         except EngineError as error:
             log.error("sampling failed, the task goes back", task=task.id, error=str(error))
             raise Retry(RETRY_SECONDS) from error

@@ -121,6 +121,23 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
         raise UserError(f"model folder {folder}: its tokenizer cannot be read: {error}") from error
 
 
+def encode_prompt(tokenizer: PreTrainedTokenizerFast, prompt: str | list[dict[str, str]]) -> list[int]:
+    """Token ids of a prompt: plain text as the tokenizer encodes it, chat messages through the model's template.
+
+    Raises `ValueError` for chat messages without a template, or for text without a single token.
+    """
+    if isinstance(prompt, str):
+        tokens = tokenizer.encode(prompt)
+    elif tokenizer.chat_template is None:
+        raise ValueError("the prompt is chat messages, but the model has no chat template; use plain-text prompts")
+    else:
+        text = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+        tokens = tokenizer.encode(text, add_special_tokens=False)  # the template has written them
+    if not tokens:
+        raise ValueError("the prompt has no tokens")
+    return tokens
+
+
 def pick_device(name: str) -> torch.device:
     """The device `name`; `auto` is the first CUDA device, else the CPU. Raises `UserError` when it is not there."""
     import torch

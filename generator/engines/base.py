@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -88,7 +88,7 @@ class Engine(Protocol):
         was.
         """
 
-    def submit(self, request: SampleRequest) -> AsyncIterator[list[SampledToken]]:
+    def submit(self, request: SampleRequest) -> AsyncGenerator[list[SampledToken], None]:
         """The tokens of all completions of the group as they come, one list per decode step, until all have finished.
 
         Closing the iterator (`contextlib.aclosing`) aborts the group and frees its slots. Raises, on the first step,

@@ -9,7 +9,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -139,7 +139,7 @@ class TorchEngine:
         except TimeoutError:
             raise EngineError(f"loading policy {policy.version} took longer than {STALL_SECONDS:.0f} s") from None
 
-    async def submit(self, request: SampleRequest) -> AsyncIterator[list[SampledToken]]:
+    async def submit(self, request: SampleRequest) -> AsyncGenerator[list[SampledToken], None]:
         """See `Engine.submit`."""
         self._check_running()
         self._check_request(request)
