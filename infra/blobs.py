@@ -30,7 +30,7 @@ WINDOW = 16  # publishes in flight: hides a long round trip without flooding the
 PUT_PATIENCE = 300.0  # seconds for one chunk
 POLL_SECONDS = 0.25
 MISSING_POLLS = 8  # incomplete for that long is lost
-MAX_BYTES = 1 << 40
+MAX_BYTES = 1 << 40  # of a blob whose size nobody announced
 OFFSET_HEADER = "Tailrace-Offset"  # of a chunk: its first byte's place in the blob
 MANIFEST = codec.schema_of(BlobManifest)
 
@@ -85,15 +85,15 @@ class BlobStore:
         )
         return digest
 
-    async def get(self, digest: str, *, timeout: float) -> bytearray:
+    async def get(self, digest: str, *, timeout: float, max_bytes: int = MAX_BYTES) -> bytearray:
         """Read a blob and verify it, within `timeout` seconds.
 
         Blobs are announced after they are stored, so one that is not complete is soon given up. Raises `BlobMissing`,
-        `BlobCorrupt`, or `Unavailable` if the time was not enough.
+        `BlobCorrupt` (also above `max_bytes`), or `Unavailable` if the time was not enough.
         """
         try:
             async with asyncio.timeout(timeout):
-                blob = await self._complete(digest)
+                blob = await self._complete(digest, max_bytes)
         except TimeoutError:
             raise Unavailable(f"blob {digest} could not be read within {timeout:g} s") from None
         found = await asyncio.to_thread(lambda: hashlib.sha256(blob).hexdigest())
@@ -101,12 +101,15 @@ class BlobStore:
             raise BlobCorrupt(f"blob {digest} has the content of {found}")
         return blob
 
-    async def _complete(self, digest: str) -> bytearray:
+    async def _complete(self, digest: str, max_bytes: int) -> bytearray:
         # A replica that answers may lag behind the one that stored, and another writer may be at work.
         for _ in range(MISSING_POLLS):
             manifest = await self._manifest(digest)
-            if manifest is not None and (blob := await self._read(manifest)) is not None:
-                return blob
+            if manifest is not None:
+                if manifest.size > max_bytes:
+                    raise BlobCorrupt(f"blob {digest} has {manifest.size} bytes, at most {max_bytes} were announced")
+                if (blob := await self._read(manifest)) is not None:
+                    return blob
             await asyncio.sleep(POLL_SECONDS)
         raise BlobMissing(f"blob {digest} is not on {self._subject(digest)}, or not all of it")
 
@@ -146,9 +149,8 @@ class BlobStore:
             manifest = codec.decode(last.data or b"", BlobManifest)
         except ContractError as error:
             raise BlobCorrupt(f"blob {digest}: {error}") from error
-        chunks = -(-manifest.size // manifest.chunk_bytes) if manifest.chunk_bytes > 0 else -1
-        if manifest.digest != digest or not 0 <= manifest.size <= MAX_BYTES or manifest.chunks != chunks:
-            raise BlobCorrupt(f"blob {digest}: its manifest is contradictory")
+        if manifest.digest != digest:
+            raise BlobCorrupt(f"blob {digest}: its manifest names {manifest.digest}")
         return manifest
 
     async def _read(self, manifest: BlobManifest) -> bytearray | None:

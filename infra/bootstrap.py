@@ -53,7 +53,7 @@ async def bootstrap(bus: Bus, run: str, pools: Sequence[str], *, create: bool) -
     for pool in pools:
         for purpose in PURPOSES:
             tokens = {"run": run, "purpose": purpose.value, "pool": pool}
-            await _ensure_consumer(bus, TASK_WORKERS, create=create, **tokens)
+            await ensure_consumer(bus, TASK_WORKERS, create=create, **tokens)
 
 
 def stream_config(stream: Stream) -> StreamConfig:
@@ -134,7 +134,7 @@ def consumer_differences(found: ConsumerConfig, expected: ConsumerConfig) -> lis
     return [difference for difference in differences if difference]
 
 
-async def ensure_stream(bus: Bus, config: StreamConfig, *, create: bool = True) -> None:
+async def ensure_stream(bus: Bus, config: StreamConfig, *, create: bool) -> None:
     """Create one stream, or verify the one that exists. Raises `UserError`."""
     name = str(config.name)
 
@@ -159,12 +159,8 @@ async def ensure_stream(bus: Bus, config: StreamConfig, *, create: bool = True) 
     _refuse(f"stream {name}", stream_differences(found.config, config))
 
 
-async def verify_consumer(bus: Bus, durable: Durable, **tokens: str) -> None:
-    """Raise `UserError` unless the durable consumer exists as the catalogue describes it."""
-    await _ensure_consumer(bus, durable, create=False, **tokens)
-
-
-async def _ensure_consumer(bus: Bus, durable: Durable, *, create: bool, **tokens: str) -> None:
+async def ensure_consumer(bus: Bus, durable: Durable, *, create: bool, **tokens: str) -> None:
+    """Create one durable consumer, or verify the one that exists. Raises `UserError`."""
     stream, config = durable.channel.stream, consumer_config(durable, **tokens)
     name = str(config.name)
 

@@ -90,9 +90,9 @@ class Bus:
     ) -> int:
         """Store a message and return its stream sequence.
 
-        `id` names this content: publishing it again is harmless, and is what happens here until `patience` seconds are
-        over. A message above the server's payload limit goes into the blob store and a `Claim` takes its place. Raises
-        `InvalidMessage`, `QueueFull` at once when the stream is full, or `PublishFailed`.
+        `id` names this content on its subject: publishing it again is harmless, and is what happens here until
+        `patience` seconds are over. A message above the server's payload limit goes into the blob store and a `Claim`
+        takes its place. Raises `InvalidMessage`, `QueueFull` at once when the stream is full, or `PublishFailed`.
         """
         subject = channel.subject(**tokens)
         body, headers = codec.encode(message), codec.headers_of(message)
@@ -102,10 +102,11 @@ class Bus:
                 claim = Claim(schema=headers[SCHEMA_HEADER], digest=digest, size=len(body))
                 body, headers = codec.encode(claim), codec.headers_of(claim)
             telemetry.inject(headers)
+            message_id = f"{subject}/{id}"  # a stream remembers ids without their subject, and is shared by many runs
             try:
-                stored = await self.connection.send(subject, body, id=id, headers=headers, patience=patience)
+                stored = await self.connection.send(subject, body, id=message_id, headers=headers, patience=patience)
             except APIError as error:
-                raise PublishFailed(f"{subject}, message {id}: {error.description}") from error
+                raise PublishFailed(f"message {message_id}: {error.description}") from error
         return stored.sequence
 
     async def read(
@@ -166,7 +167,8 @@ class Bus:
             data = memoryview(raw.data)
             if raw.headers.get(SCHEMA_HEADER) == codec.schema_of(Claim):
                 claim, run = codec.decode(data, Claim), raw.subject.split(".")[2]
-                data = memoryview(await BlobStore(self, BLOB, run).get(claim.digest, timeout=CLAIM_SECONDS))
+                blobs, limit = BlobStore(self, BLOB, run), min(claim.size, codec.MAX_BYTES)
+                data = memoryview(await blobs.get(claim.digest, timeout=CLAIM_SECONDS, max_bytes=limit))
             message = codec.decode(data, kind)
         except (ContractError, BlobError) as error:
             raise Unusable(error.code, str(error)) from error

@@ -210,7 +210,7 @@ class Connection:
         except PublishFailed:
             raise
         except Unavailable as error:
-            raise PublishFailed(f"{subject}, message {id}: {error}") from error
+            raise PublishFailed(f"message {id}: {error}") from error
 
     async def close(self) -> None:
         """Flush and close, in bounded time whatever the server does."""
@@ -256,6 +256,10 @@ class Connection:
 
     async def _on_disconnected(self) -> None:
         self._up.clear()
+        # What nats-py has buffered it would send after reconnecting: requests that nobody waits for any more, and
+        # subscriptions ended meanwhile, which would swallow messages. Whatever matters is repeated by `call`.
+        self._client._pending.clear()
+        self._client._pending_data_size = 0
         if not self._lost.done():
             self._lost.set_result(None)
             if not self._closing:

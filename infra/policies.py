@@ -117,7 +117,7 @@ class PolicyStore:
         """
         limit = FETCH_SECONDS + policy.size / SLOWEST_BYTES_PER_SECOND
         async with self._reading(policy.policy.digest):
-            data = await self._blobs.get(policy.policy.digest, timeout=limit)
+            data = await self._blobs.get(policy.policy.digest, timeout=limit, max_bytes=policy.size)
         if len(data) != policy.size:
             raise InvalidMessage(f"policy {policy.policy.version}: {len(data)} weight bytes, announced {policy.size}")
         return data

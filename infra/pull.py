@@ -86,6 +86,8 @@ class Pull:
 
     async def __aenter__(self) -> Self:
         client = self._connection.client
+        if not self._connection.connected:
+            raise ConsumerLost("not connected")
         self._lost = self._connection.lost
         # nats-py may drop what exceeds the limits of a subscription; requests stay well below them.
         self._subscription = await client.subscribe(client.new_inbox(), cb=self._queue.put)
@@ -107,6 +109,8 @@ class Pull:
             body["idle_heartbeat"] = int(HEARTBEAT_SECONDS * NANOSECONDS)
         else:
             body["no_wait"] = True
+        if self._lost.done():  # nats-py would send it after reconnecting, for an inbox that is gone by then
+            raise ConsumerLost("connection lost")
         self.remaining, self.exhausted = batch, False
         await self._connection.client.publish(
             self._subject, json.dumps(body).encode(), reply=self._subscription.subject

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,7 @@ from nats.errors import Error as NatsError
 
 from contracts.subjects import Durable
 from infra import instruments, telemetry
-from infra.bootstrap import verify_consumer
+from infra.bootstrap import ensure_consumer
 from infra.bus import Bus, Received, Unusable
 from infra.connection import Unavailable
 from infra.deadletters import bury
@@ -62,13 +61,13 @@ async def work(
 ) -> None:
     """Handle a work queue's messages, each in its own task, until `stopping` is set.
 
-    Never holds more messages than there are slots; where `slots` is a function it says how many are free, not counting
-    what is held here. A handler that returns has its message acknowledged; `Retry` and unexpected errors give it back
-    after a delay; `Reject`, an unusable message, and one delivered more than `durable.max_deliver` times become dead
-    letters. After `stopping`, handlers have `drain` seconds; what is left is cancelled and given back at once. Raises
-    `UserError` if the consumer is missing or differs from the catalogue.
+    Never holds more messages than there are slots. Where `slots` is a function it says how many handlers could start
+    now, beside those that have. A handler that returns has its message acknowledged; `Retry` and unexpected errors give
+    it back after a delay; `Reject`, an unusable message, and one delivered more than `durable.max_deliver` times become
+    dead letters. After `stopping`, handlers have `drain` seconds; what is left is cancelled and given back at once.
+    Raises `UserError` if the consumer is missing or differs from the catalogue.
     """
-    await verify_consumer(bus, durable, **tokens)
+    await ensure_consumer(bus, durable, create=False, **tokens)
     await _Worker(bus, durable, handler, slots, durable.name(**tokens)).run(stopping, drain)
 
 
@@ -76,6 +75,7 @@ async def work(
 class _Job:
     raw: Raw  # of the latest delivery: that is the one to acknowledge
     task: asyncio.Task[None] | None = None
+    handed: bool = False  # to the handler: from then on a `slots` function counts it
 
 
 class _Worker:
@@ -122,7 +122,9 @@ class _Worker:
                 self._start(raw)
 
     def _free(self) -> int:
-        return self._slots() if callable(self._slots) else self._slots - len(self._jobs)
+        if not callable(self._slots):
+            return self._slots - len(self._jobs)
+        return self._slots() - sum(not job.handed for job in self._jobs.values())
 
     def _start(self, raw: Raw) -> None:
         job = self._jobs.get(raw.sequence)
@@ -130,7 +132,6 @@ class _Worker:
             job.raw = raw
             return
         instruments.consumed(self._channel.template, 1, self._consumer)
-        instruments.queue_age(self._channel.template, max(time.time_ns() - raw.time_ns, 0) / 1e9)
         self._jobs[raw.sequence] = job = _Job(raw)
         job.task = asyncio.create_task(self._process(job), name=f"{self._consumer} {raw.sequence}")
         job.task.add_done_callback(lambda _: self._jobs.pop(raw.sequence))
@@ -155,6 +156,7 @@ class _Worker:
         try:
             received = await self._bus.open(raw, self._channel.message)
             with telemetry.consumer_span(self._channel.template, raw.headers):
+                job.handed = True
                 await self._handler(received)
         except Unusable as error:
             return await self._bury(job, error.code, str(error))
@@ -184,15 +186,18 @@ class _Worker:
         await self._bus.connection.call(request, patience=SETTLE_PATIENCE)
 
     async def _give_back(self, raw: Raw) -> None:
-        with contextlib.suppress(NatsError, OSError):
-            await self._bus.connection.client.publish(raw.reply, _nak(0.0))
+        await self._tell(raw, _nak(0.0))
 
     async def _beat(self, job: _Job) -> None:
         while True:
             await asyncio.sleep(self._durable.ack_wait / 3)
-            with contextlib.suppress(NatsError, OSError):
-                if self._bus.connected:
-                    await self._bus.connection.client.publish(job.raw.reply, b"+WPI")
+            await self._tell(job.raw, b"+WPI")
+
+    async def _tell(self, raw: Raw, answer: bytes) -> None:
+        """Answer without waiting; while the server is away there is nobody to tell."""
+        with contextlib.suppress(NatsError, OSError):
+            if self._bus.connected:
+                await self._bus.connection.client.publish(raw.reply, answer)
 
     async def _finish(self, limit: float) -> None:
         tasks = {job.task for job in self._jobs.values() if job.task is not None}
