@@ -12,7 +12,7 @@ import typer
 from contracts import subjects
 from contracts.messages import PolicyVersion, TensorSpec
 from infra.cli.interrupts import run_to_end
-from infra.cli.rundir import RUNS, RunDirectory, newest_connection
+from infra.cli.rundir import RUNS, RunDirectory, newest
 from infra.errors import UserError
 from infra.settings import NatsSettings, load
 
@@ -49,29 +49,27 @@ def export(
         raise UserError("--version needs --published: only the newest checkpoint can be exported")
     if published:
         settings = load()
-        directory = RunDirectory(run_dir.absolute()) if run_dir else newest_connection()
+        directory = RunDirectory(run_dir.absolute()) if run_dir else newest("connection.toml")
         name, nats = (
             directory.read_connection(settings.nats) if directory else (settings.run.name, settings.nats)
         )  # fmt: skip
         done = run_to_end(_from_bus(name, nats, version, folder))
     else:
-        directory = RunDirectory(run_dir.absolute()) if run_dir else _newest()
-        done = run_to_end(asyncio.to_thread(_from_checkpoint, directory, folder))
+        found = RunDirectory(run_dir.absolute()) if run_dir else newest(CHECKPOINTS)
+        if found is None:
+            raise UserError(f"there is no run with checkpoints under {RUNS}/; give its folder with --run-dir")
+        done = run_to_end(asyncio.to_thread(_from_checkpoint, found, folder))
     typer.echo(f"version {done} written to {folder}")
 
 
-def _newest() -> RunDirectory:
-    files = sorted(RUNS.glob(f"*/{CHECKPOINTS}"), key=lambda file: file.stat().st_mtime)
-    if not files:
-        raise UserError(f"there is no run with checkpoints under {RUNS}/; give its folder with --run-dir")
-    return RunDirectory(files[-1].parent.absolute())
-
-
 def _from_checkpoint(directory: RunDirectory, folder: Path) -> int:
+    from transformers.utils import logging
+
     from infra import models
     from learner.checkpoints import Checkpoints
     from learner.trainer import Trainer
 
+    logging.disable_progress_bar()
     settings = load(directory.run_file)
     learner = settings.section("learner")
     checkpoint = Checkpoints(directory.path / CHECKPOINTS, learner.keep_checkpoints).latest()
@@ -123,8 +121,11 @@ async def _find(bus: Bus, run: str, version: int) -> PolicyVersion | None:
 
 def _write(data: bytearray, tensors: list[TensorSpec], files: dict[str, bytes], folder: Path) -> None:
     import torch
+    from transformers.utils import logging
 
     from infra import models, weights
+
+    logging.disable_progress_bar()
 
     models.unbundle(files, folder)
     state = weights.unpack(data, tensors)

@@ -169,14 +169,14 @@ def child_environment(directory: RunDirectory, nats: NatsSettings) -> dict[str, 
     return {**foreign, **variables, CONFIG_VARIABLE: str(directory.run_file)}
 
 
-def newest_connection() -> RunDirectory | None:
-    """The local run that was started last and still has a connection file."""
-    files = sorted(RUNS.glob("*/connection.toml"), key=lambda file: file.stat().st_mtime)
-    return RunDirectory(files[-1].parent.absolute()) if files else None
+def newest(name: str) -> RunDirectory | None:
+    """The local run whose file or folder of that name is the newest; None if no run has one."""
+    found = sorted(RUNS.glob(f"*/{name}"), key=lambda path: path.stat().st_mtime)
+    return RunDirectory(found[-1].parent.absolute()) if found else None
 
 
-def names_server(config: Path) -> bool:
-    """Whether the run file or the environment says which NATS server to use."""
+def names_server(config: Path | None = None) -> bool:
+    """Whether the environment, or the run file, says which NATS server to use."""
     if any(name in os.environ for name in (f"{PREFIX}NATS__URL", f"{PREFIX}NATS")):
         return True
-    return "url" in tomllib.loads(config.read_text()).get("nats", {})
+    return config is not None and "url" in tomllib.loads(config.read_text()).get("nats", {})

@@ -14,11 +14,12 @@ from typing import Annotated
 import typer
 
 from infra.cli.interrupts import run_to_end
-from infra.cli.rundir import RunDirectory, newest_connection
+from infra.cli.rundir import RunDirectory, names_server, newest
 from infra.errors import UserError
 from infra.settings import NatsSettings, load
 
 FRAME_SECONDS = 1.0
+CONNECT_SECONDS = 5.0  # a person is waiting
 SETTLE_SECONDS = 2.0  # until what the bus retains has been read
 
 
@@ -30,8 +31,8 @@ def status(
         Path | None,
         typer.Option(
             "--run-dir",
-            help="Folder of a run on this machine. Default: the newest one under runs/ that is going on, "
-            "else the server and run of the TAILRACE_* variables.",
+            help="Folder of a run on this machine. Default: the newest one under runs/ that is going on; "
+            "else the server and run that the TAILRACE_* variables name; else the newest one that is finished.",
             show_default=False,
         ),
     ] = None,
@@ -42,13 +43,21 @@ def status(
     Reads the bus and changes nothing. Ends with Ctrl-C.
     """
     settings = load()
-    directory = RunDirectory(run_dir.absolute()) if run_dir else None if run else newest_connection()
+    directory = RunDirectory(run_dir.absolute()) if run_dir else None if run else _local()
     if directory is not None and not directory.connection_file.exists():
         _show_finished(directory)
         return
     name, nats = directory.read_connection(settings.nats) if directory else (settings.run.name, settings.nats)
     pools = sorted({settings.section(point.name).pool for point in entry_points(group="tailrace.settings")})
-    run_to_end(_watch(run or name, nats, pools, once))
+    patience = min(nats.connect_timeout, CONNECT_SECONDS)
+    run_to_end(_watch(run or name, nats.model_copy(update={"connect_timeout": patience}), pools, once))
+
+
+def _local() -> RunDirectory | None:
+    """The newest run on this machine that is going on, or that is finished; None if a server is named instead."""
+    if (found := newest("connection.toml")) is not None:
+        return found
+    return None if names_server() else newest("summary.json")
 
 
 def _show_finished(directory: RunDirectory) -> None:

@@ -30,8 +30,8 @@ def line(board: Board, now: float) -> str:
     ]
     if board.seconds_per_step is not None:
         parts.append(f"{board.seconds_per_step:.1f} s/step")
-    if (evaluation := _evaluation(board)) and (board.version or 0) > 0 and board.version in board.evaluations:
-        parts.append(evaluation)
+    if board.version in board.evaluations:
+        parts.append(f"held-out accuracy: {_evaluation(board)}")
     return " · ".join(parts)
 
 
@@ -120,14 +120,14 @@ def _processes(board: Board, now: float) -> RenderableType:
 
 def _preparing(board: Board, now: float) -> str:
     if evaluation := _evaluation(board):
-        return evaluation
+        return f"held-out accuracy: {evaluation}"
     beats = board.alive(now).values()
     return ", ".join(f"{beat.instance}: {beat.detail or beat.state}" for beat in beats) or "starting the processes"
 
 
 def _evaluation(board: Board) -> str:
     return ", ".join(
-        f"version {version}: {evaluation.right / evaluation.answers:.3f} right of {evaluation.answers} held-out answers"
+        f"version {version} {evaluation.right / evaluation.answers:.3f} (of {evaluation.answers})"
         for version, evaluation in sorted(board.evaluations.items())
     )
 

@@ -19,7 +19,7 @@ from contracts.messages import Heartbeat, Outcome, Purpose, Split
 from infra.cli import view
 from infra.cli.board import Board, Queue
 from infra.cli.main import make_app
-from infra.cli.rundir import RunDirectory, child_environment, choose, names_server, newest_connection, write_run_file
+from infra.cli.rundir import RunDirectory, child_environment, choose, names_server, newest, write_run_file
 from infra.errors import UserError
 from infra.settings import NatsSettings, load
 from tests.unit.builders import policy, rollout
@@ -174,7 +174,7 @@ def test_the_connection_is_readable_by_the_owner_only_and_leads_back(tmp_path: P
     directory.write_connection("x", nats, secrets=True)
     assert stat.S_IMODE(directory.connection_file.stat().st_mode) == 0o600
     assert directory.read_connection(NatsSettings()) == ("x", nats)
-    assert newest_connection() == directory
+    assert newest("connection.toml") == directory
 
 
 def test_secrets_of_a_server_of_somebody_else_are_not_written_down(tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ def test_before_the_first_step_the_line_says_what_is_going_on() -> None:
     board.add(published(0))
     for item, outcome in (("a", Outcome.OK), ("b", Outcome.WRONG), ("b", Outcome.WRONG)):
         board.add(rollout(f"eval-0-{item}", purpose=Purpose.EVAL, split=Split.HELDOUT, outcome=outcome))
-    assert view.line(board, 2) == "version 0: 0.500 right of 2 held-out answers"
+    assert view.line(board, 2) == "held-out accuracy: version 0 0.500 (of 2)"
 
 
 def test_the_line_shows_progress() -> None:
