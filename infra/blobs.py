@@ -61,13 +61,14 @@ class BlobStore:
         self._channel = channel
         self._run = run
 
-    async def put(self, data: bytes | memoryview) -> str:
+    async def put(self, data: bytes | memoryview, *, known_digest: str = "") -> str:
         """Store a blob and return its sha256 in lowercase hex. One that is there already is not sent again.
 
-        Raises `QueueFull` when the stream is full, `PublishFailed` when the server stays away.
+        `known_digest` spares computing it. Raises `QueueFull` when the stream is full, `PublishFailed` when the server
+        stays away.
         """
         view = memoryview(data).cast("B")
-        digest = await asyncio.to_thread(lambda: hashlib.sha256(view).hexdigest())
+        digest = known_digest or await asyncio.to_thread(lambda: hashlib.sha256(view).hexdigest())
         manifest = await self._manifest(digest)
         if manifest is not None and await self._count(digest) > manifest.chunks:
             return digest

@@ -62,7 +62,7 @@ class PolicyStore:
         _check_order(policy, head)
         if head is not None and head.policy == policy:
             return head
-        await self._blobs.put(data)
+        await self._blobs.put(data, known_digest=digest)
         message = PolicyVersion(
             run=self._run,
             policy=policy,

@@ -27,7 +27,7 @@ from infra.settings import NatsSettings
 START_SECONDS = 30.0  # JetStream recovers its store before the port opens
 STOP_SECONDS = 10.0
 MAX_FILE_STORE = 1 << 40  # the catalogue reserves upper bounds; what is really written is bounded by the disk
-LOG_LINES = 5
+LOG_LINES = 3
 
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 _PR_SET_PDEATHSIG = 1
