@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 import structlog
@@ -37,6 +40,9 @@ from learner.trainer import StepStats, Trainer
 
 log = structlog.get_logger(__name__)
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 LEASE_WAIT = 60.0  # seconds for a former learner's lease to expire
 BEAT_SECONDS = 5.0
 IDLE_CHECK = 2.0  # seconds between looks at the task queue while nothing arrives
@@ -61,14 +67,34 @@ async def _watch(lease: Lease) -> None:
     raise RuntimeError("the learner's lease was taken by another process: only one learner may train a run")
 
 
+class TorchThread:
+    """The one thread that torch runs in: in several, each would keep its own thread team and freed memory."""
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(1, "torch")
+
+    async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a blocking function there."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, partial(function, *args, **kwargs))
+
+
 class Learner:
     """One learner process, holder of one generation."""
 
-    def __init__(self, service: Service, settings: LearnerSettings, generation: int, trainer: Trainer, intake: Intake):
+    def __init__(
+        self,
+        service: Service,
+        settings: LearnerSettings,
+        generation: int,
+        trainer: Trainer,
+        thread: TorchThread,
+        intake: Intake,
+    ) -> None:
         self.service = service
         self.settings = settings
         self.generation = generation
         self.trainer = trainer
+        self.thread = thread
         self.intake = intake
         self.run_name = service.settings.run.name
         self.policies = PolicyStore(service.bus, self.run_name)
@@ -93,21 +119,22 @@ class Learner:
         run = service.settings.run
         service.not_ready("loading the model")
         folder = await asyncio.to_thread(models.resolve, settings.model, seed=run.seed)
-        trainer = await asyncio.to_thread(Trainer, folder, settings, seed=run.seed)
+        thread = TorchThread()
+        trainer = await thread.run(Trainer, folder, settings, seed=run.seed)
         gate = AdmissionGate(settings.max_staleness, settings.groups_per_step, settings.steps)
         # Version 0 is made from model and seed alone, so an earlier generation's version 0 is an ancestor too.
         lineage = Lineage([(earlier, 0) for earlier in range(1, generation + 1)])
         intake = Intake(gate, lineage, max_staleness=settings.max_staleness, token_budget=settings.token_budget)
         checkpoint = await asyncio.to_thread(Checkpoints(_directory(service), settings.keep_checkpoints).latest)
         if checkpoint is not None:
-            await asyncio.to_thread(trainer.load_state, checkpoint.trainer)
+            await thread.run(trainer.load_state, checkpoint.trainer)
             intake.restore(checkpoint.position)
             starts = [(start[0], start[1]) for start in checkpoint.position["lineage"]]
             intake.lineage = Lineage(starts).extended(generation, trainer.version)
             log.info("resumed", version=trainer.version, generation=generation, position=intake.position)
-        learner = cls(service, settings, generation, trainer, intake)
+        learner = cls(service, settings, generation, trainer, thread, intake)
         learner.bundle = await learner.policies.put_bundle(models.bundle(folder))
-        weights = await asyncio.to_thread(trainer.weights)
+        weights = await thread.run(trainer.weights)
         await learner._publish_policy(weights, version=trainer.version, parent=None)
         service.ready(f"version {trainer.version}, generation {generation}")
         return learner
@@ -280,11 +307,11 @@ class Learner:
         with telemetry.consumer_span(subjects.ROLLOUT.template, {}, links=links):
             self.training = True
             with self.stopwatch.busy("train"):
-                stats = await asyncio.to_thread(self.trainer.step, _samples(batch, self.settings), heartbeat=beat)
+                stats = await self.thread.run(self.trainer.step, _samples(batch, self.settings), heartbeat=beat)
             self.training = False
             log.info("stepped", version=self.trainer.version, loss=stats.loss, grad_norm=stats.grad_norm)
             with self.stopwatch.busy("pack"):
-                weights = await asyncio.to_thread(self.trainer.weights)
+                weights = await self.thread.run(self.trainer.weights)
         self.version = self.trainer.version
         self.intake.trained()
         self.room.set()
@@ -316,7 +343,7 @@ class Learner:
         """Write weights, optimizer, random state and intake of this very moment; the disk is not waited for."""
         position = self.intake.state()
         with self.stopwatch.busy("checkpoint"):
-            snapshot = await asyncio.to_thread(self.trainer.state)
+            snapshot = await self.thread.run(self.trainer.state)
         if self.saving is not None:
             with self.stopwatch.idle("save"):
                 await self.saving
