@@ -37,13 +37,12 @@ class SlotCache(Cache):
     def begin(self, lengths: list[int]) -> tuple[Tensor, Tensor]:
         """Make room for one more column per slot; `lengths` [active] are the columns filled so far.
 
-        Returns position ids [active, 1] and the additive mask [active, 1, 1, max(lengths) + 1].
+        Returns position ids [active, 1] and the additive mask [active, 1, 1, S] with S > max(lengths).
         """
-        span = max(lengths) + 1
         positions = torch.tensor(lengths, device=self._device)
         rows = torch.arange(self.active, device=self._device)
         for layer in self._slots():
-            layer.begin(rows, positions, span)
+            span = layer.begin(rows, positions, max(lengths) + 1)
         visible = torch.arange(span, device=self._device) <= positions[:, None]
         mask = torch.zeros(self.active, span, dtype=self._dtype, device=self._device)
         mask.masked_fill_(~visible, torch.finfo(self._dtype).min)
@@ -53,10 +52,8 @@ class SlotCache(Cache):
         """Give slots back; the last active ones move into the holes. Returns the moves (from, to)."""
         moves = compaction(self.active, slots)
         self.active -= len(slots)
-        if moves:
-            sources, targets = (torch.tensor(side, device=self._device) for side in zip(*moves, strict=True))
-            for layer in self._slots():
-                layer.move(sources, targets)
+        for layer in self._slots():
+            layer.move(moves)
         return moves
 
     def scrub(self) -> None:
@@ -95,7 +92,8 @@ class _SlotLayer(CacheLayerMixin):
         self.keys: Tensor = torch.empty(0, 0, 0, 0)
         self.values: Tensor = torch.empty(0, 0, 0, 0)
         self._rows = self._positions = torch.empty(0, dtype=torch.long)
-        self._span = 0
+        self._filled = 0  # columns that active slots use
+        self._span = 0  # columns that are attended over
 
     @property
     def capacity(self) -> int:
@@ -107,17 +105,22 @@ class _SlotLayer(CacheLayerMixin):
     def seat(self, keys: Tensor, values: Tensor, first: int, copies: int) -> None:
         """`keys` [K, L, D] and `values` [K, L, E] of one prompt into slots first .. first+copies-1."""
         length = keys.shape[1]
-        self._span = max(self._span if first else 0, length)
+        self._filled = max(self._filled if first else 0, length)
         if self.keys.dtype != keys.dtype or self.keys.shape[1:3] != (keys.shape[0], keys.shape[2]):
             self.keys = keys.new_zeros(0, keys.shape[0], keys.shape[2], 0)
             self.values = values.new_zeros(0, values.shape[0], 0, values.shape[2])
-        self._grow(first + copies, self._span + 1)
+        self._grow(first + copies, self._filled + 1)
         self.keys[first : first + copies, :, :, :length] = keys.transpose(1, 2).contiguous()
         self.values[first : first + copies, :, :length] = values
 
-    def begin(self, rows: Tensor, positions: Tensor, span: int) -> None:
-        self._rows, self._positions, self._span = rows, positions, span
-        self._grow(len(rows), span)
+    def begin(self, rows: Tensor, positions: Tensor, filled: int) -> int:
+        """Prepare for `update`, after which `filled` columns are in use; returns how many will be attended over."""
+        self._rows, self._positions, self._filled = rows, positions, filled
+        self._grow(len(rows), filled)
+        # The matrix product copies a slice that ends inside a row: some masked columns more cost less.
+        columns = self.values.shape[2]
+        self._span = columns if columns <= filled + filled // 4 + COLUMNS else filled
+        return self._span
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write one token per slot, [A, K, 1, D] and [A, K, 1, E]; returns all, [A, K, S, D] and [A, K, S, E]."""
@@ -126,14 +129,15 @@ class _SlotLayer(CacheLayerMixin):
         active = len(self._rows)
         return self.keys[:active, :, :, : self._span].transpose(2, 3), self.values[:active, :, : self._span]
 
-    def move(self, sources: Tensor, targets: Tensor) -> None:
-        filled = self._span  # no column beyond it was ever written
-        self.keys[targets, :, :, :filled] = self.keys[sources, :, :, :filled]
-        self.values[targets, :, :filled] = self.values[sources, :, :filled]
+    def move(self, moves: list[tuple[int, int]]) -> None:
+        filled = self._filled
+        for source, target in moves:
+            self.keys[target, :, :, :filled] = self.keys[source, :, :, :filled]
+            self.values[target, :, :filled] = self.values[source, :, :filled]
 
     def scrub(self, active: int) -> None:
         if active == 0:
-            self.keys, self.values, self._span = self.keys[:0, :, :, :0].clone(), self.values[:0, :, :0].clone(), 0
+            self.keys, self.values, self._filled = self.keys[:0, :, :, :0].clone(), self.values[:0, :, :0].clone(), 0
         self.keys[active:].zero_()
         self.values[active:].zero_()
 
