@@ -35,6 +35,8 @@ PAUSE_SECONDS = 0.1  # between attempts, doubling
 PAUSE_SECONDS_MAX = 2.0
 CALL_PATIENCE = 60.0
 CLOSE_SECONDS = 3.0
+WATCH_SECONDS = 1.0
+CANCEL_SECONDS = 0.5
 
 FULL = {10002, 10023, 10047, 10077}  # account, server or stream limits: the publisher decides
 TOO_MANY_REQUESTS = 429
@@ -75,6 +77,7 @@ class Connection:
         self._forbidden: set[str] = set()  # subjects the server refused lately
         self._last_trouble = ""
         self._reopening: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     @classmethod
     async def open(cls, settings: NatsSettings, name: str) -> Connection:
@@ -96,13 +99,14 @@ class Connection:
             )
         finally:
             if not connecting.done():
-                connecting.cancel()
+                await _bounded(connecting, 0.0)
         if connecting in done:
             try:
                 connecting.result()
             except (NatsError, ValueError, ImportError) as error:
                 raise UserError(f"NATS server {settings.url}: {error}; check nats.url and nats.credentials") from None
             connection._refused = None
+            connection._watching = asyncio.create_task(connection._watch(), name="connection watch")
             return connection
         connection._closing = True
         if connection._refused in done:
@@ -215,8 +219,9 @@ class Connection:
     async def close(self) -> None:
         """Flush and close, in bounded time whatever the server does."""
         self._closing = True
-        if self._reopening is not None:
-            self._reopening.cancel()
+        for task in (self._watching, self._reopening):
+            if task is not None:
+                task.cancel()
         await _bounded(self._close_client(), CLOSE_SECONDS)
 
     async def _close_client(self) -> None:
@@ -246,6 +251,18 @@ class Connection:
             closed_cb=self._on_closed,
         )
         await self._on_connected()
+
+    async def _watch(self) -> None:
+        """Close a client whose reconnecting has ended without a connection; another is opened in its place."""
+        suspect: Client | None = None
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            client, reconnecting = self._client, self._client._reconnection_task
+            stuck = client.is_reconnecting and (reconnecting is None or reconnecting.done())
+            if stuck and client is suspect:
+                log.error("reconnecting has stopped, opening another connection")
+                await _bounded(client.close(), CLOSE_SECONDS)
+            suspect = client if stuck else None
 
     async def _on_connected(self) -> None:
         self._last_trouble = ""
@@ -292,9 +309,13 @@ def _transient(error: APIError) -> bool:
 
 
 async def _bounded(work: Awaitable[None], seconds: float) -> None:
+    """Wait for at most so long, then cancel."""
     task = asyncio.ensure_future(work)
     await asyncio.wait({task}, timeout=seconds)
     task.cancel()
+    await asyncio.wait({task}, timeout=CANCEL_SECONDS)
+    if task.done():
+        _retrieve(task)
 
 
 def name_token(name: str) -> str:
@@ -302,7 +323,7 @@ def name_token(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]", "-", name)
 
 
-def _retrieve(task: asyncio.Task[Any]) -> None:
+def _retrieve(task: asyncio.Future[Any]) -> None:
     # An attempt that was abandoned may still fail; nobody waits for it.
     if not task.cancelled():
         task.exception()

@@ -129,12 +129,10 @@ class Pull:
             status, description = headers.get("Status", ""), headers.get("Description", "")
             if status == "100":  # heartbeat
                 continue
-            if status == "409" and "exceed" not in description.lower():
-                raise ConsumerLost(description)
-            if status not in ("404", "408", "409"):
+            full = status == "409" and description.startswith("Message Size Exceeds MaxBytes")
+            if not full and status not in ("404", "408"):
                 raise ConsumerLost("no such consumer" if status == "503" else f"status {status} {description}")
-            self.remaining = 0
-            self.exhausted = status != "409"
+            self.remaining, self.exhausted = 0, not full
         return None
 
     async def drain(self, seconds: float) -> list[Raw]:

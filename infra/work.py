@@ -12,6 +12,7 @@ from typing import Any
 import structlog
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
+from nats.js.errors import NotFoundError
 
 from contracts.subjects import Durable
 from infra import instruments, telemetry
@@ -19,6 +20,7 @@ from infra.bootstrap import ensure_consumer
 from infra.bus import Bus, Received, Unusable
 from infra.connection import Unavailable
 from infra.deadletters import bury
+from infra.errors import UserError
 from infra.pull import NANOSECONDS, ConsumerLost, Pull, Raw
 
 log = structlog.get_logger(__name__)
@@ -65,7 +67,7 @@ async def work(
     now, beside those that have. A handler that returns has its message acknowledged; `Retry` and unexpected errors give
     it back after a delay; `Reject`, an unusable message, and one delivered more than `durable.max_deliver` times become
     dead letters. After `stopping`, handlers have `drain` seconds; what is left is cancelled and given back at once.
-    Raises `UserError` if the consumer is missing or differs from the catalogue.
+    Raises `UserError` if the consumer is missing, differs from the catalogue, or is deleted.
     """
     await ensure_consumer(bus, durable, create=False, **tokens)
     await _Worker(bus, durable, handler, slots, durable.name(**tokens)).run(stopping, drain)
@@ -103,10 +105,20 @@ class _Worker:
                 except (ConsumerLost, NatsError, OSError) as error:
                     log.info("consumer is asked again", consumer=self._consumer, reason=str(error))
                     await asyncio.wait({stop}, timeout=PAUSE_SECONDS)
+                    await self._check_consumer()
             limit = drain
         finally:
             stop.cancel()
             await self._finish(limit)
+
+    async def _check_consumer(self) -> None:
+        try:
+            if self._bus.connected:
+                await self._bus.consumer_info(self._channel.stream, self._consumer)
+        except NotFoundError:
+            raise UserError(f"consumer {self._consumer} of stream {self._channel.stream} was deleted") from None
+        except Unavailable:
+            return  # which says nothing about the consumer
 
     async def _take(self, pull: Pull, stop: asyncio.Future[Any]) -> None:
         while not stop.done():

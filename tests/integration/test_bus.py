@@ -270,6 +270,18 @@ async def test_a_connection_closed_by_an_error_is_opened_again(bus: Bus, run: st
     assert bus.connected and await beats(bus, run, follow=False) == [0]
 
 
+async def test_reconnecting_that_has_stopped_is_started_anew(bus: Bus, server: EmbeddedServer, run: str) -> None:
+    server.kill()
+    client = bus.connection.client
+    assert await until(lambda: client.is_reconnecting)
+    assert client._reconnection_task is not None
+    client._reconnection_task.cancel()  # as an error that nobody foresaw would end it
+    server.start()
+    assert await until(lambda: bus.connected)
+    await publish_beats(bus, run, range(1))
+    assert await beats(bus, run, follow=False) == [0]
+
+
 async def test_closing_is_bounded_when_the_server_is_away(server: EmbeddedServer) -> None:
     bus = await Bus.connect(server.settings, "closing")
     server.kill()

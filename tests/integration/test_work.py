@@ -332,6 +332,20 @@ asyncio.run(main(*sys.argv[1:]))
     assert done == ["task-0"]
 
 
+async def test_a_deleted_consumer_is_a_sentence(queue: Queue) -> None:
+    async def handler(got: Received[Task]) -> None:
+        raise AssertionError("must not be handled")
+
+    running = asyncio.create_task(
+        work(queue.bus, TASK_WORKERS, handler, slots=1, stopping=asyncio.Event(), drain=0.0, **queue.tokens)
+    )
+    await asyncio.sleep(0.3)
+    await queue.bus.connection.client.jetstream().delete_consumer(TASK.stream, queue.name)
+    async with asyncio.timeout(10):
+        with pytest.raises(UserError, match=rf"consumer {queue.name} of stream TASKS was deleted"):
+            await running
+
+
 async def test_a_missing_or_differing_consumer_is_a_sentence(bus: Bus, run: str) -> None:
     async def handler(got: Received[Task]) -> None:
         raise AssertionError("must not be handled")
