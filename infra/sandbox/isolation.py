@@ -6,8 +6,9 @@ what held at the start must hold for every call, or the call fails.
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import importlib.util
+import importlib
 import json
 import os
 import resource
@@ -60,9 +61,10 @@ def readable_paths(packages: Iterable[str]) -> list[str]:
     candidates = [sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), *site.getsitepackages()]
     candidates += [*_SYSTEM, *_WRITABLE_DEVICES]
     for package in {name.partition(".")[0] for name in (*_OWN_PACKAGES, *packages)}:
-        spec = importlib.util.find_spec(package)
-        if spec is not None:
-            candidates += spec.submodule_search_locations or [str(spec.origin)]
+        with contextlib.suppress(ImportError):  # the first call to it will say so
+            # imported now, because the folder that holds it will not be readable: it may hold more than code
+            module = importlib.import_module(package)
+            candidates += getattr(module, "__path__", None) or [str(module.__file__)]
     kept: list[str] = []
     for path in sorted({str(Path(path).absolute()) for path in candidates if Path(path).exists()}):
         if path != "/" and not any(path.startswith(f"{parent}/") for parent in kept):

@@ -146,6 +146,6 @@ def _verdict(report: bytes, code: int, cpu_seconds: float, limits: dict[str, Any
         return {"status": "ok"}, body
     if kind == Call.ERROR:
         return {"status": "crash", "reason": body.decode("utf-8", "replace")}, b""
-    if code == 128 + signal.SIGKILL and cpu_seconds >= limits["cpu_seconds"]:
+    if code == 128 + signal.SIGKILL and cpu_seconds >= 0.9 * limits["cpu_seconds"]:  # the kernel counts in ticks
         return {"status": "timeout", "reason": f"used more than {limits['cpu_seconds']:g} CPU seconds"}, b""
     return {"status": "crash", "reason": f"the process ended without a result (exit code {code})"}, b""
