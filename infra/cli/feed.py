@@ -8,17 +8,21 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
+import structlog
 from nats.aio.client import Client
 from nats.js.api import RawStreamMsg
-from nats.js.errors import NotFoundError
+from nats.js.errors import APIError, NotFoundError
 
 from contracts import subjects
 from contracts.messages import DeadLetter, Message, Purpose
 from contracts.subjects import Channel
 from infra.bus import Bus, Received, Unavailable, Unusable
 from infra.cli.board import Board, Queue
+from infra.errors import UserError
 from infra.pull import tail
 from infra.summary import Summary
+
+log = structlog.get_logger(__name__)
 
 RECENT_EVENTS = 4000  # of the events stream: enough to see every process and the last steps' pace
 QUEUE_SECONDS = 2.0  # between looks at the queues
@@ -65,9 +69,14 @@ async def collect(bus: Bus, run: str) -> dict[str, Any]:
 
 @asynccontextmanager
 async def watching(bus: Bus, board: Board, pools: Sequence[str]) -> AsyncIterator[None]:
-    """Keep the board up to date while the block runs."""
+    """Keep the board up to date while the block runs. Raises `UserError` on a server without our streams."""
     run = board.run
-    events = (await bus.stream_info(subjects.STEP.stream)).state
+    try:
+        events = (await bus.stream_info(subjects.STEP.stream)).state
+    except NotFoundError:
+        raise UserError(
+            f"the NATS server has no stream {subjects.STEP.stream}: no run has been started there"
+        ) from None
     recent = max(events.first_seq, events.last_seq - RECENT_EVENTS, 1)
     run_tokens = {"run": run}
     feeds = [
@@ -81,12 +90,20 @@ async def watching(bus: Bus, board: Board, pools: Sequence[str]) -> AsyncIterato
         _watch_queues(bus, board, pools),
     ]
     tasks = [asyncio.create_task(feed) for feed in feeds]
+    for task in tasks:
+        task.add_done_callback(_report)
     try:
         yield
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    """A view that stays behind must not stop the run it shows, but somebody has to learn of it."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("the view is incomplete from here on", exc_info=error)
 
 
 async def _feed(bus: Bus, board: Board, channel: Channel, tokens: Mapping[str, str], start: int | None = None) -> None:
@@ -109,7 +126,7 @@ async def _watch_queues(bus: Bus, board: Board, pools: Sequence[str]) -> None:
             for pool in pools:
                 try:
                     queues.append(await _queue(bus, board.run, purpose, pool))
-                except (NotFoundError, Unavailable):
+                except (APIError, Unavailable):
                     continue
         board.queues = queues
         await asyncio.sleep(QUEUE_SECONDS)

@@ -50,7 +50,9 @@ def status(
     name, nats = directory.read_connection(settings.nats) if directory else (settings.run.name, settings.nats)
     pools = sorted({settings.section(point.name).pool for point in entry_points(group="tailrace.settings")})
     patience = min(nats.connect_timeout, CONNECT_SECONDS)
-    run_to_end(_watch(run or name, nats.model_copy(update={"connect_timeout": patience}), pools, once))
+    run_to_end(_watch(run or name, nats.model_copy(update={"connect_timeout": patience}), pools, once, directory))
+    if directory is not None and directory.summary_file.exists() and not directory.connection_file.exists():
+        _show_finished(directory)
 
 
 def _local() -> RunDirectory | None:
@@ -76,7 +78,10 @@ def _show_finished(directory: RunDirectory) -> None:
     console.print(final_table(summary))
 
 
-async def _watch(run: str, nats: NatsSettings, pools: Sequence[str], once: bool) -> None:
+async def _watch(
+    run: str, nats: NatsSettings, pools: Sequence[str], once: bool, directory: RunDirectory | None
+) -> None:
+    """Show the board until Ctrl-C, or until the local run is over."""
     from rich.console import Console
     from rich.live import Live
 
@@ -94,8 +99,9 @@ async def _watch(run: str, nats: NatsSettings, pools: Sequence[str], once: bool)
                 console.print(picture(board, time.time()))
                 return
             with Live(console=console, auto_refresh=False, screen=False) as live:
-                while True:
-                    live.update(picture(board, time.time()), refresh=True)
+                while directory is None or directory.connection_file.exists():
+                    notes = [] if bus.connected else [f"no connection to {nats.url}: what is shown is old"]
+                    live.update(picture(board, time.time(), notes), refresh=True)
                     await asyncio.sleep(FRAME_SECONDS)
     finally:
         await bus.close()
