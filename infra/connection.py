@@ -34,6 +34,7 @@ ATTEMPT_SECONDS_MAX = 30.0
 PAUSE_SECONDS = 0.1  # between attempts, doubling
 PAUSE_SECONDS_MAX = 2.0
 CALL_PATIENCE = 60.0
+TOLD_ATTEMPTS = {4, 16, 64}  # that many failures of one request are worth a line in the log
 CLOSE_SECONDS = 3.0
 WATCH_SECONDS = 1.0
 CANCEL_SECONDS = 0.5
@@ -125,6 +126,11 @@ class Connection:
         return self._client.is_connected and not self._client.is_draining
 
     @property
+    def closed(self) -> bool:
+        """Whether `close` was called: nothing will ever be answered again."""
+        return self._closing
+
+    @property
     def client(self) -> Client:
         """The nats-py client of the moment; another one may take its place after an error that closed it."""
         return self._client
@@ -148,11 +154,13 @@ class Connection:
         """
         deadline = time.monotonic() + patience
         limit, pause = ATTEMPT_SECONDS, PAUSE_SECONDS
-        trouble = "not connected"
+        trouble, attempts = "not connected", 0
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(deadline - time.monotonic()):
                     await self._up.wait()
+            if self._closing:
+                raise Unavailable("this connection to the NATS server has been closed")
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 raise Unavailable(f"NATS server {self._settings.url}: {trouble} for {patience:g} s")
@@ -164,10 +172,13 @@ class Connection:
                 trouble = str(error)
             except PERMANENT:
                 raise
-            except (TimeoutError, NatsError, OSError) as error:
-                trouble = str(error) or "no answer"
-                limit = min(limit * 2, ATTEMPT_SECONDS_MAX) if isinstance(error, TimeoutError) else limit
-            log.debug("request is repeated", trouble=trouble)
+            except TimeoutError:
+                trouble, limit = "no answer", min(limit * 2, ATTEMPT_SECONDS_MAX)
+            except (NatsError, OSError) as error:
+                trouble = str(error)
+            attempts += 1
+            tell = log.warning if attempts in TOLD_ATTEMPTS else log.debug
+            tell("request is repeated", attempts=attempts, trouble=trouble)
             await asyncio.sleep(min(pause, max(deadline - time.monotonic(), 0)))
             pause = min(pause * 2, PAUSE_SECONDS_MAX)
 
@@ -223,6 +234,7 @@ class Connection:
             if task is not None:
                 task.cancel()
         await _bounded(self._close_client(), CLOSE_SECONDS)
+        self._up.set()  # whoever waits for the connection finds it closed
 
     async def _close_client(self) -> None:
         with contextlib.suppress(NatsError, OSError):

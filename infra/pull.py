@@ -180,7 +180,7 @@ async def tail(
     `last` begins with the last message of each subject instead. Without `follow` it ends at the stream's present end.
     An ephemeral consumer does the work; whatever happens to it or to the server, another takes over behind the last
     message seen. A `start` below the first retained message goes on at that one. Raises `UserError` if the stream does
-    not exist.
+    not exist, `Unavailable` once the connection has been closed.
     """
     pause = PAUSE_SECONDS
     while True:
@@ -202,6 +202,8 @@ async def tail(
                     start, last, pause = raw.sequence + 1, False, PAUSE_SECONDS
                     yield raw
         except (ConsumerLost, Unavailable, NatsError, OSError) as error:
+            if connection.closed:
+                raise Unavailable("the connection to the NATS server has been closed") from None
             if isinstance(error, NotFoundError):
                 raise UserError(f"stream {stream} does not exist on the NATS server; create it first") from None
             log.info("reading goes on with a new consumer", stream=stream, subject=subject, reason=str(error))

@@ -19,6 +19,7 @@ import sys
 import time
 from pathlib import Path
 
+import structlog
 from pydantic import SecretStr
 
 from infra.errors import UserError
@@ -27,7 +28,10 @@ from infra.settings import NatsSettings
 START_SECONDS = 30.0  # JetStream recovers its store before the port opens
 STOP_SECONDS = 10.0
 MAX_FILE_STORE = 1 << 40  # the catalogue reserves upper bounds; what is really written is bounded by the disk
+DISK_BYTES = 2 << 30  # with less free space a warning is due: a full disk only shows as missing acknowledgements
 LOG_LINES = 3
+
+log = structlog.get_logger(__name__)
 
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 _PR_SET_PDEATHSIG = 1
@@ -83,17 +87,19 @@ class EmbeddedServer:
         try:
             config = self._write_config()
             self._log.touch(mode=0o600)
-            with self._log.open("ab") as log:
+            with self._log.open("ab") as output:
                 self._process = subprocess.Popen(
                     [binary, "--config", str(config)],
                     stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
+                    stdout=output,
+                    stderr=output,
                     start_new_session=True,
                     preexec_fn=_die_with_parent,
                 )
         except OSError as error:
             raise UserError(f"nats-server cannot be started in {self.directory}: {error.strerror}") from None
+        if (free := shutil.disk_usage(self.directory).free) < DISK_BYTES:
+            log.warning("little disk space for the NATS server", directory=str(self.directory), free_bytes=free)
         deadline = time.monotonic() + START_SECONDS
         while not self._accepts_clients():
             if not self.running or time.monotonic() > deadline:

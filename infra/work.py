@@ -103,6 +103,8 @@ class _Worker:
                         for raw in await pull.drain(GIVE_BACK_SECONDS):
                             await self._give_back(raw)
                 except (ConsumerLost, NatsError, OSError) as error:
+                    if self._bus.connection.closed:
+                        raise Unavailable("the connection to the NATS server has been closed") from None
                     log.info("consumer is asked again", consumer=self._consumer, reason=str(error))
                     await asyncio.wait({stop}, timeout=PAUSE_SECONDS)
                     await self._check_consumer()

@@ -21,7 +21,8 @@ from contracts.messages import Heartbeat, Rollout
 from contracts.subjects import BLOB, HEARTBEAT, ROLLOUT, TASK
 from contracts.tensors import Tensor
 from infra.blobs import BlobStore
-from infra.bus import Bus, PublishFailed, QueueFull
+from infra.bootstrap import bootstrap
+from infra.bus import Bus, PublishFailed, QueueFull, Unavailable
 from infra.errors import UserError
 from infra.server import EmbeddedServer
 from infra.settings import NatsSettings
@@ -291,6 +292,19 @@ async def test_closing_is_bounded_when_the_server_is_away(server: EmbeddedServer
         assert not bus.connected
     finally:
         server.start()
+
+
+async def test_a_closed_bus_keeps_nobody_waiting(server: EmbeddedServer, run: str) -> None:
+    bus = await Bus.connect(server.settings, "closing")
+    await bootstrap(bus, run, [], create=True)
+    reading = asyncio.create_task(first(bus.read(HEARTBEAT, consumer="test", run=run), 1))
+    await asyncio.sleep(0.2)
+    await bus.close()
+    async with asyncio.timeout(5):
+        with pytest.raises(Unavailable, match="closed"):
+            await reading
+        with pytest.raises(PublishFailed, match="closed"):
+            await publish_beats(bus, run, range(1))
 
 
 async def test_an_unreachable_server_is_a_sentence() -> None:
