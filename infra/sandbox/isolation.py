@@ -79,11 +79,10 @@ def fence_worker(folder: str, packages: Iterable[str], fences: Fences) -> str:
     """
     paths = readable_paths(packages)
     fences.attempt("ends with its parent", linux.die_with_parent)
-    fences.attempt("no tracing", linux.forbid_tracing)
-    root = os.geteuid() == 0
-    if not root:
+    if os.geteuid() != 0:
         fences.attempt("user namespace", _own_user_namespace)
-    fences.attempt("no network", lambda: linux.unshare(linux.CLONE_NEWNET))
+    fences.attempt("no tracing", linux.forbid_tracing)  # not earlier: it takes the right to map users away
+    fences.attempt("own network", lambda: linux.unshare(linux.CLONE_NEWNET))
     fences.attempt("own IPC", lambda: linux.unshare(linux.CLONE_NEWIPC | linux.CLONE_NEWUTS))
     fences.attempt("no new privileges", linux.forbid_new_privileges)
     scratch = folder

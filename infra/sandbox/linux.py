@@ -31,7 +31,8 @@ _ARCHITECTURE = {"x86_64": 0, "aarch64": 1}.get(platform.machine())
 # System call numbers on x86_64 and aarch64; None where the architecture has no such call.
 _CALLS: dict[str, tuple[int | None, int | None]] = {
     "clone": (56, 220), "clone3": (435, 435), "fork": (57, None), "vfork": (58, None),
-    "kill": (62, 129), "tkill": (200, 130), "pidfd_send_signal": (424, 424),
+    "kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131), "pidfd_send_signal": (424, 424),
+    "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240), "prlimit64": (302, 261),
     "pidfd_open": (434, 434), "pidfd_getfd": (438, 438),
     "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271),
     "socket": (41, 198), "io_uring_setup": (425, 425),
@@ -176,7 +177,7 @@ _DENIED = (
     "pivot_root", "open_tree", "move_mount", "fsopen", "mount_setattr", "bpf", "perf_event_open", "userfaultfd",
     "keyctl", "add_key", "request_key",
 )  # fmt: skip
-_DENIED_ALONE = ("fork", "vfork", "kill", "tkill")
+_DENIED_ALONE = ("fork", "vfork", "kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
 
 
 def filter_calls(processes: bool) -> None:
@@ -195,6 +196,9 @@ def filter_calls(processes: bool) -> None:
         number = _number(name)
         if number is not None:
             program += [(equal, 0, 1, number), (give, 0, 0, refuse | errno.EPERM)]
+    # limits of this process (pid 0) alone
+    program += [(equal, 0, 3, _number("prlimit64") or 0), (load, 0, 0, 16), (equal, 1, 0, 0)]
+    program += [(give, 0, 0, refuse | errno.EPERM), (load, 0, 0, 0)]
     # clone3 hides its flags in memory, out of a filter's sight; libc falls back to clone on ENOSYS.
     program += [(equal, 0, 1, _number("clone3") or 0), (give, 0, 0, refuse | errno.ENOSYS)]
     flags = (any_bit, 0, 1, _CLONE_NAMESPACES) if processes else (any_bit, 1, 0, CLONE_THREAD)

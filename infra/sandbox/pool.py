@@ -132,7 +132,7 @@ class _Worker:
             raise SandboxCrash(f"a worker process did not start ({type(error).__name__}: {error})") from None
         if header["status"] != "ok":
             await self.stop()
-            raise SandboxCrash(f"a worker process failed its first call: {header['reason']}")
+            raise SandboxCrash(f"a worker process could not make its first call: {header['reason']}")
         call = json.loads(body)
         self.enforced, self.missing = header["enforced"] + call["enforced"], header["missing"] + call["missing"]
 

@@ -39,8 +39,12 @@ def main(folder: str, *packages: str) -> None:
         os.dup2(null, descriptor)
     statm = os.open("/proc/self/statm", os.O_RDONLY) if Path("/proc/self/statm").exists() else None
     fences = Fences()
-    server = Server(fence_worker(folder, packages, fences), statm, packages)
-    header, report = server.probe()
+    try:
+        server = Server(fence_worker(folder, packages, fences), statm, packages)
+        header, report = server.probe()
+    except Exception as error:  # nobody sees a traceback here: whoever started the worker gets the reason
+        write_frame(replies, {"status": "crash", "reason": sentence(error)}, b"")
+        return
     header |= {"enforced": fences.enforced, "missing": fences.missing}
     write_frame(replies, header, report)
     server.serve(requests, replies)

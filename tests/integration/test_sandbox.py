@@ -14,7 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
+from reasoning_gym.factory import create_dataset
 
+from contracts.messages import Finish, Outcome
+from infra.grading import Grader, entries
 from infra.sandbox import Limits, Sandbox, SandboxCrash, SandboxTimeout
 from tests.integration.hostile import HERE
 
@@ -30,6 +34,14 @@ async def sandbox(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Sandbox]:
     await sandbox.close()
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def gym_grader() -> AsyncIterator[Grader]:
+    sandbox = Sandbox(1, Limits())
+    await sandbox.start()
+    yield Grader(sandbox, 2.0)
+    await sandbox.close()
+
+
 async def call(sandbox: Sandbox, name: str, payload: Any = None, limits: Limits | None = None) -> Any:
     return await sandbox.call(f"{HERE}:{name}", payload, limits=limits)
 
@@ -41,7 +53,7 @@ async def test_payload_and_result_survive_the_way(sandbox: Sandbox, payload: Any
 
 async def test_every_fence_is_accounted_for(sandbox: Sandbox) -> None:
     fences = [*sandbox.enforced, *sandbox.missing]
-    for name in ("no network", "Landlock file access", "memory limit", "CPU limit", "system call filter"):
+    for name in ("own network", "Landlock file access", "memory limit", "CPU limit", "system call filter"):
         assert any(fence.startswith(name) for fence in fences)
     assert {"memory limit", "CPU limit", "file size limit"} <= set(sandbox.enforced)
 
@@ -183,3 +195,44 @@ async def test_a_host_without_namespaces_still_gives_the_other_fences(tmp_path: 
         "echo 7": 7,
     }
     assert secret.read_text() == "hunter2"
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(
+    ("task", "answer", "outcome"),
+    [
+        ("basic_arithmetic", None, Outcome.OK),
+        ("basic_arithmetic", "no idea", Outcome.WRONG),
+        ("basic_arithmetic", "", Outcome.NO_ANSWER),
+        ("countdown", None, Outcome.OK),
+        ("countdown", "9**9**9", Outcome.VERIFIER_TIMEOUT),
+        ("countdown", '__import__("os").system("touch owned")', Outcome.WRONG),
+        ("spiral_matrix", '__import__("os").abort()', Outcome.VERIFIER_ERROR),
+        ("spiral_matrix", "[1] * 10 ** 12", Outcome.WRONG),
+    ],
+)
+async def test_scorers_that_evaluate_the_models_text(
+    gym_grader: Grader, task: str, answer: str | None, outcome: Outcome
+) -> None:
+    entry = create_dataset(task, seed=1, size=1)[0]
+    completion = f"<answer>{entry['answer'] if answer is None else answer}</answer>"
+    grade = await gym_grader.grade(f"gym:{task}", completion, entries.pack(entry), Finish.STOP)
+    assert grade.outcome is outcome
+    assert (grade.reward is None) == (outcome in (Outcome.VERIFIER_TIMEOUT, Outcome.VERIFIER_ERROR))
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("verifier", ["exact", "letters", "number"])
+async def test_hostile_text_is_graded_and_nothing_more(gym_grader: Grader, verifier: str) -> None:
+    hostile = [
+        "9**9**9",
+        '__import__("os").system("id")',
+        "\ud800",
+        "{" * 300_000,
+        "9" * 300_000,
+        "\x00",
+        "\\boxed{" * 99,
+    ]
+    grades = await asyncio.gather(*(gym_grader.grade(verifier, text, "7", Finish.STOP) for text in [*hostile, "7"]))
+    assert [grade.outcome is Outcome.OK for grade in grades] == [False] * len(hostile) + [True]
+    assert all(grade.reward is not None for grade in grades)
