@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from infra.server import EmbeddedServer
+
 LIMIT = 120.0  # seconds after which a test has failed
 
 RUN = """
@@ -89,6 +91,12 @@ def test_a_run_from_start_to_summary_and_on(tmp_path: Path) -> None:
     assert "run small is finished" in finish(status)
     assert status.returncode == 0
 
+    export = start(tmp_path, "export", "exported")
+    assert "version 2 written to exported" in finish(export)
+    assert {"config.json", "tokenizer.json", "model.safetensors"} <= {
+        path.name for path in (tmp_path / "exported").iterdir()
+    }
+
     (tmp_path / "small.toml").write_text(RUN.format(steps=3))
     again = start(tmp_path, "run", "small.toml", "--run-dir", "runs/small")
     assert finish(again) and again.returncode == 0
@@ -111,6 +119,9 @@ def test_status_shows_a_run_and_an_interrupt_stops_all_of_it(tmp_path: Path, sig
         assert status.returncode == 0, text
         for part in ("run small", "generation 1", "generator-1", "learner-1", "tasks train default"):
             assert part in text
+        export = start(tmp_path, "export", "exported", "--published")
+        assert "written to exported" in finish(export)
+        assert export.returncode == 0
     process.send_signal(signum)
     text = finish(process)
     assert process.returncode == 128 + signum, text
@@ -143,3 +154,23 @@ def test_with_a_server_of_its_own_choice_a_run_starts_none(tmp_path: Path) -> No
     assert process.returncode == 2
     assert "nats://127.0.0.1:9" in text
     assert not (tmp_path / "runs" / "default" / "nats").exists()
+
+
+def test_bootstrap_makes_what_services_then_need_not(tmp_path: Path) -> None:
+    server = EmbeddedServer(tmp_path / "nats")
+    server.start()
+    try:
+        nats = server.settings
+        (tmp_path / "run.toml").write_text(
+            f"[nats]\nurl = '{nats.url}'\nuser = '{nats.user}'\npassword = '{nats.password.get_secret_value()}'\n"
+            "manage_streams = false\n"
+        )
+        status = start(tmp_path, "run", "run.toml")
+        assert "does not exist on the NATS server" in finish(status)
+        assert status.returncode == 2
+        for _ in range(2):
+            bootstrap = start(tmp_path, "bootstrap", "run.toml")
+            assert "streams and consumers of run default are ready" in finish(bootstrap)
+            assert bootstrap.returncode == 0
+    finally:
+        server.stop()
