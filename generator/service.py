@@ -62,10 +62,15 @@ async def main(service: Service) -> None:
                 grader = Grader(sandbox, settings.verifier_seconds)
                 generator = Generator(service, settings, policies, engine, tokenizer, grader, environments)
                 await generator.load(first)
-                service.spawn(generator.follow(versions), "policies")
-                service.spawn(generator.report(), "reports")
+                loops = [
+                    service.spawn(generator.follow(versions), "policies"),
+                    service.spawn(generator.report(), "reports"),
+                ]
                 service.ready(f"version {first.policy.version}")
                 await generator.work()
+                for loop in loops:
+                    loop.cancel()
+                await asyncio.wait(loops)  # `versions` can be closed only when nobody reads it
             finally:
                 await engine.close()
     finally:

@@ -1,1 +1,1 @@
-"""What every service stands on: bus, stores, leases, telemetry, settings, life cycle, sandbox, grading, command line."""
+"""What every service stands on: bus, stores, leases, telemetry, life cycle, sandbox, grading, command line."""

@@ -93,6 +93,7 @@ class Settings(BaseSettings):
 
 @cache
 def schema() -> type[Settings]:
+    """The whole run file: the sections above and those of every installed service."""
     sections: dict[str, Any] = {}
     for point in sorted(entry_points(group="tailrace.settings"), key=lambda p: p.name):
         section = point.load()

@@ -54,7 +54,6 @@ async def evaluate(service: Service, settings: LearnerSettings, generation: int,
         return None
     scores: dict[str, float] = {}
     wanted = {task.id for task in tasks}
-    complete = asyncio.Event()
 
     async def collect() -> None:
         rollouts = service.bus.read(
@@ -66,7 +65,6 @@ async def evaluate(service: Service, settings: LearnerSettings, generation: int,
                 if rollout.task_id in wanted:
                     scores[rollout.task_id] = rollout.reward or 0.0
                 if len(scores) == len(wanted):
-                    complete.set()
                     return
 
     async def ask() -> None:
@@ -82,23 +80,22 @@ async def evaluate(service: Service, settings: LearnerSettings, generation: int,
                     await asyncio.sleep(1.0)
 
     collecting, asking = asyncio.create_task(collect()), asyncio.create_task(ask())
-    started = time.monotonic()
+    stopping = asyncio.create_task(service.stopping.wait())
+    tasks = [collecting, asking, stopping]
+    deadline = time.monotonic() + settings.evaluation.deadline_seconds
     try:
-        while not complete.is_set() and not service.stopping.is_set():
+        while not collecting.done() and not stopping.done():
+            log.info("evaluating", version=version, done=len(scores), of=len(wanted))
+            if time.monotonic() > deadline:
+                log.error("evaluation given up", version=version, done=len(scores), of=len(wanted))
+                return None
+            pending = [task for task in tasks if not task.done()]
+            await asyncio.wait(pending, timeout=PROGRESS_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             for task in (collecting, asking):
                 if task.done():
                     task.result()
-            waited = time.monotonic() - started
-            log.info("evaluating", version=version, done=len(scores), of=len(wanted), seconds=round(waited, 1))
-            if waited > settings.evaluation.deadline_seconds:
-                log.error("evaluation given up", version=version, done=len(scores), of=len(wanted))
-                return None
-            try:
-                await asyncio.wait_for(complete.wait(), PROGRESS_SECONDS)
-            except TimeoutError:
-                continue
     finally:
-        for task in (collecting, asking):
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(collecting, asking, return_exceptions=True)
-    return sum(scores.values()) / len(wanted) if complete.is_set() else None
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return sum(scores.values()) / len(wanted) if len(scores) == len(wanted) else None
