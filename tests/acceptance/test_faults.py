@@ -1,0 +1,318 @@
+"""Real processes are killed, starved and fed poison; the run goes on, trains nothing twice and says what it lost."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+
+import msgpack
+import msgspec
+import numpy as np
+import pytest
+
+from contracts import codec, subjects
+from contracts.messages import DeadLetter, Discard, PolicyVersion, Purpose, Reason, Rollout, Task
+from infra.blobs import BlobStore
+from infra.policies import PolicyStore
+from tests.acceptance.cluster import Cluster
+
+
+async def messages(c: Cluster, channel: subjects.Channel, **tokens: str) -> list:
+    """All of a channel's messages in the run so far."""
+    read = c.bus.read(channel, consumer="test", follow=False, **tokens)
+    return [received.message async for received in read]
+
+
+async def dead_letters(c: Cluster) -> list[DeadLetter]:
+    letters = await messages(c, subjects.DLQ)
+    return [letter for letter in letters if f".{c.run}." in letter.subject]
+
+
+def assert_sound(summary: dict, *, steps: int) -> None:
+    """What holds for every complete run, whatever happened to it."""
+    assert summary["steps"] == steps
+    assert summary["duplicates_trained"] == 0
+    assert summary["staleness_max"] <= summary["staleness_bound"]
+    assert [line for line in summary["mismatches"] if "step" in line] == []
+
+
+async def test_a_generator_killed_in_mid_group_has_its_tasks_redone(cluster):
+    async with cluster() as c:
+        c.start("learner")
+        c.start("generator-1", GENERATOR__MAX_REQUESTS=8)
+        await c.until_logged("learner", "step", version=1)
+        c.kill("generator-1")
+        c.start("generator-2")
+        assert await c.finish() == 0
+        summary = await c.summary()
+        assert_sound(summary, steps=6)
+        assert summary["rollouts_trained"] == 6 * 4 * 4, "every group is complete"
+        assert summary["tasks_expired"] == 0, "the tasks came back, nobody had to give them up"
+
+
+@pytest.mark.parametrize("moment", ["stepped", "checkpoint"])
+async def test_a_learner_killed_at_the_worst_moment_resumes(cluster, moment):
+    async with cluster(LEARNER__STEPS=8) as c:
+        c.start("generator-1")
+        c.start("learner")
+        # right after an optimizer step, before its version is out; or while a checkpoint is being written
+        if moment == "stepped":
+            await c.until_logged("learner", "stepped", version=5)
+        else:
+            await c.until(
+                lambda: list((c.directory / "run" / "learner").glob("*4*")), "checkpoint 4 begins", every=0.001
+            )
+        c.kill("learner")
+        c.start("learner")
+        assert await c.finish() == 0
+        resumed = c.logged("learner", "resumed")
+        assert resumed and resumed[0]["generation"] == 2
+        assert resumed[0]["version"] >= 2, "from a complete checkpoint"
+        summary = await c.summary()
+        assert_sound(summary, steps=8)
+        assert summary["rollouts_trained"] == 8 * 4 * 4
+        policies = [m.policy for m in await messages(c, subjects.POLICY_PUBLISHED, run=c.run)]
+        digests: dict[tuple[int, int], set[str]] = {}
+        for policy in policies:
+            digests.setdefault((policy.generation, policy.version), set()).add(policy.digest)
+        assert all(len(content) == 1 for content in digests.values()), "one id, one content"
+        tasks = {m.task_id for m in await messages(c, subjects.ROLLOUT, run=c.run, purpose=Purpose.TRAIN)}
+        assert {f"train-{i}" for i in range(8 * 4)} <= tasks, "no prompt was skipped"
+
+
+async def test_everybody_survives_the_death_of_the_server(cluster):
+    async with cluster() as c:
+        c.start("learner")
+        c.start("generator-1")
+        await c.until_logged("learner", "step", version=2)
+        before = {m.id for m in await messages(c, subjects.ROLLOUT, run=c.run)}
+        c.server.kill()
+        await asyncio.sleep(3)
+        assert all(process.poll() is None for process in c.processes.values())
+        c.server.start()
+        assert await c.finish() == 0
+        assert_sound(await c.summary(), steps=6)
+        after = {m.id for m in await messages(c, subjects.ROLLOUT, run=c.run)}
+        assert before <= after, "what was acknowledged is still there"
+
+
+async def test_generators_join_and_leave_at_any_time(cluster):
+    async with cluster(LEARNER__STEPS=8) as c:
+        c.start("learner")
+        await c.until_logged("learner", "ready")
+        await asyncio.sleep(2)
+        assert c.processes["learner"].poll() is None, "without a generator the learner waits"
+        c.start("generator-1")
+        await c.until_logged("learner", "step", version=2)
+        c.start("generator-2")
+        await c.until_logged("generator-2", "ready")
+        c.kill("generator-1", signal.SIGTERM)
+        assert await c.finish("generator-1", seconds=30) == 0
+        assert await c.finish() == 0
+        assert_sound(await c.summary(), steps=8)
+        by = {m.generator for m in await messages(c, subjects.ROLLOUT, run=c.run)}
+        assert by == {"generator-1", "generator-2"}
+
+
+async def test_sigterm_in_mid_generation_gives_tasks_back_in_bounded_time(cluster):
+    """Long completions on a slow share of a core: the drain limit comes first, another generator does the work."""
+    async with cluster(
+        LEARNER__STEPS=2, LEARNER__SAMPLING__MAX_TOKENS=200, LEARNER__SAMPLING__STOP="[]", LEARNER__GROUP_SIZE=16
+    ) as c:
+        c.start("learner")
+        c.start("generator-1", SERVICE__DRAIN_SECONDS=1)
+        await c.until_logged("generator-1", "ready")
+        await c.until(lambda: c.logged("learner", "ready"), "learner is ready")
+        await asyncio.sleep(0.5)
+        c.kill("generator-1", signal.SIGTERM)
+        asked = time.monotonic()
+        assert await c.finish("generator-1", seconds=30) == 0
+        assert time.monotonic() - asked < 20
+        c.start("generator-2")
+        assert await c.finish() == 0
+        summary = await c.summary()
+        assert_sound(summary, steps=2)
+        assert summary["tasks_expired"] == 0
+
+
+async def test_a_group_whose_last_rollout_never_comes_does_not_hold_up_the_run(cluster):
+    """A generator that loses one rollout of its first group: here, this test."""
+    async with cluster(LEARNER__GROUP_DEADLINE=3, LEARNER__STEPS=3) as c:
+        c.start("learner")
+        await c.until_logged("learner", "ready")
+        c.start("generator-1")
+        await c.until_logged("learner", "step", version=1)
+        c.kill("generator-1")
+        done = await messages(c, subjects.ROLLOUT, run=c.run)
+        template: Rollout = done[-1]
+        await asyncio.sleep(1)
+        task = await _take_task(c)
+        for index in range(task.group_size - 1):
+            await _publish_as(c, template, task, index)
+        c.start("generator-2")
+        assert await c.finish() == 0
+        summary = await c.summary()
+        assert_sound(summary, steps=3)
+        steps = await messages(c, subjects.STEP, run=c.run)
+        trained = [rollout for step in steps for rollout in step.rollout_ids if rollout.startswith(f"{task.id}.")]
+        assert len(trained) in (0, task.group_size - 1), "used without the lost one, or too old by then"
+
+
+async def _take_task(c: Cluster) -> Task:
+    """Pull one task and acknowledge it, as a generator would after the work."""
+    name = subjects.TASK_WORKERS.name(run=c.run, purpose=Purpose.TRAIN, pool="default")
+    jetstream = c.bus.connection.client.jetstream()
+    subscription = await jetstream.pull_subscribe_bind(name, subjects.TASK.stream)
+    for _ in range(20):
+        try:
+            (message,) = await subscription.fetch(1, timeout=2)
+            break
+        except TimeoutError:
+            continue  # the killed generator's tasks come back after ack_wait
+    await message.ack_sync()
+    return codec.decode(message.data, Task)
+
+
+async def _publish_as(c: Cluster, template: Rollout, task: Task, index: int) -> None:
+    rollout = msgspec.structs.replace(
+        template,
+        id=f"{task.id}.{index}",
+        task_id=task.id,
+        index=index,
+        reward=index / task.group_size,
+        generator="lossy",
+    )
+    await c.bus.publish(subjects.ROLLOUT, rollout, id=f"{c.run}.{rollout.id}", run=c.run, purpose=Purpose.TRAIN)
+
+
+async def test_poison_on_every_subject_becomes_dead_letters(cluster):
+    async with cluster() as c:
+        c.start("learner")
+        c.start("generator-1")
+        await c.until_logged("learner", "step", version=1)
+        rollout = (await messages(c, subjects.ROLLOUT, run=c.run))[-1]
+        nan = codec.unpack(codec.encode(rollout))
+        broken = np.full(rollout.logprobs.shape, np.nan, np.float32)
+        nan["logprobs"]["data"] = broken.tobytes()
+        nan["id"], nan["task_id"], nan["index"] = "train-1.3", "train-1", 3
+        poison = {
+            "task": [b"", b"\xc1", msgpack.packb({"v": 2, "type": "task"}), msgpack.packb([1])],
+            "rollout": [b"not msgpack", msgpack.packb(nan), msgpack.packb({"v": 1, "type": "rollout", "id": 7})],
+            "policy.published": [b"\x00" * 100, msgpack.packb({"v": 9, "type": "policy_version"})],
+        }
+        where = {
+            "task": subjects.TASK.subject(run=c.run, purpose=Purpose.TRAIN, pool="default"),
+            "rollout": subjects.ROLLOUT.subject(run=c.run, purpose=Purpose.TRAIN),
+            "policy.published": subjects.POLICY_PUBLISHED.subject(run=c.run),
+        }
+        for name, payloads in poison.items():
+            for number, payload in enumerate(payloads):
+                await c.bus.connection.send(
+                    where[name], payload, id=f"{c.run}.{name}.{number}", headers={}, patience=10
+                )
+        unknown = Task(
+            id="odd", run=c.run, purpose=Purpose.TRAIN, environment="no-such-environment", seed=1, group_size=2,
+            sampling=rollout.sampling,
+        )  # fmt: skip
+        await c.bus.publish(subjects.TASK, unknown, id=f"{c.run}.odd", run=c.run, purpose=Purpose.TRAIN, pool="default")
+        assert await c.finish() == 0
+        assert_sound(await c.summary(), steps=6)
+        letters = await dead_letters(c)
+        for name, payloads in poison.items():
+            assert {letter.payload for letter in letters if letter.subject == where[name]} >= {
+                p[:100] for p in payloads
+            } or (len({letter.sequence for letter in letters if letter.subject == where[name]}) >= len(payloads)), name
+        assert any("no-such-environment" in letter.reason for letter in letters)
+        assert all(letter.reason for letter in letters)
+        trained = {r for step in await messages(c, subjects.STEP, run=c.run) for r in step.rollout_ids}
+        assert "odd.0" not in trained
+
+
+async def test_a_full_task_queue_pushes_back_and_the_run_goes_on(cluster):
+    async with cluster(LEARNER__STEPS=2) as c:
+        filler = subjects.TASK.subject(run="somebody-else", purpose=Purpose.TRAIN, pool="default")
+        stream = next(stream for stream in subjects.STREAMS if stream.name == subjects.TASK.stream)
+        block = bytes(900 * 1024)
+        for number in range(stream.max_bytes // len(block) + 1):
+            try:
+                await c.bus.connection.send(filler, block, id=f"fill-{number}", headers={}, patience=10)
+            except Exception as error:
+                assert type(error).__name__ == "QueueFull"
+        for number in range(1024):  # the rest of the room, in small pieces
+            try:
+                await c.bus.connection.send(filler, bytes(1024), id=f"rest-{number}", headers={}, patience=10)
+            except Exception as error:
+                assert type(error).__name__ == "QueueFull"
+                break
+        c.start("learner")
+        c.start("generator-1")
+        await c.until_logged("learner", "task queue is full, waiting")
+        await c.bus.connection.client.jetstream().purge_stream(subjects.TASK.stream, subject=filler)
+        assert await c.finish() == 0
+        assert_sound(await c.summary(), steps=2)
+
+
+async def test_weights_that_do_not_match_their_digest_are_refused(cluster):
+    """A policy whose announced blob holds other bytes: generators keep what they have and take the next version."""
+    async with cluster() as c:
+        c.start("generator-1")
+        c.start("learner")
+        await c.until_logged("learner", "step", version=1)
+        published: PolicyVersion = (await messages(c, subjects.POLICY_PUBLISHED, run=c.run))[-1]
+        wrong = msgspec.structs.replace(
+            published,
+            policy=msgspec.structs.replace(published.policy, generation=1, version=2, digest="0" * 64),
+        )
+        store = BlobStore(c.bus, subjects.WEIGHTS, c.run)
+        digest = await store.put(bytes(published.size))
+        subject = subjects.WEIGHTS.subject(run=c.run, digest=digest)
+        forged = subjects.WEIGHTS.subject(run=c.run, digest="0" * 64)
+        read = c.bus.connection.client.jetstream()
+        for sequence in range(1, (await c.bus.stream_info("WEIGHTS")).state.last_seq + 1):
+            try:
+                chunk = await read.get_msg("WEIGHTS", sequence)
+            except Exception:
+                continue
+            if chunk.subject == subject:
+                headers = {k: v for k, v in (chunk.headers or {}).items() if not k.startswith("Nats-")}
+                data = (chunk.data or b"").replace(digest.encode(), b"0" * 64)
+                await c.bus.connection.send(forged, data, id=f"forged-{sequence}", headers=headers, patience=10)
+        await c.bus.publish(subjects.POLICY_PUBLISHED, wrong, id=f"{c.run}.wrong", run=c.run)
+        assert await c.finish() == 0
+        assert c.logged("generator-1", "policy not loaded", version=2)
+        assert_sound(await c.summary(), steps=6)
+
+
+async def test_a_second_learner_waits_and_an_old_one_is_fenced_off(cluster):
+    """A learner frozen for longer than its lease wakes up to find that another has taken over, and ends."""
+    async with cluster(LEARNER__STEPS=40) as c:
+        c.start("generator-1")
+        c.start("learner")
+        await c.until_logged("learner", "step", version=2)
+        c.kill("learner", signal.SIGSTOP)
+        c.start("learner-b")
+        await c.until_logged("learner-b", "ready", seconds=60)
+        c.kill("learner", signal.SIGCONT)
+        assert await c.finish("learner") == 1
+        await c.until_logged("learner-b", "step", version=6)
+        assert (await PolicyStore(c.bus, c.run).head()).policy.generation == 2
+        summary = await c.summary()
+        assert summary["duplicates_trained"] == 0
+
+
+async def test_what_was_dropped_is_on_the_bus_with_its_reason(cluster):
+    """Staleness bound 0 and a task of an unknown run: discards say what and why."""
+    async with cluster(LEARNER__MAX_STALENESS=0, LEARNER__STEPS=3) as c:
+        c.start("learner")
+        c.start("generator-1")
+        await c.until_logged("learner", "step", version=1)
+        rollout = (await messages(c, subjects.ROLLOUT, run=c.run))[-1]
+        stray = msgspec.structs.replace(rollout, id="stray.0", task_id="stray", index=0)
+        await c.bus.publish(subjects.ROLLOUT, stray, id=f"{c.run}.stray", run=c.run, purpose=Purpose.TRAIN)
+        assert await c.finish() == 0
+        summary = await c.summary()
+        assert_sound(summary, steps=3)
+        assert summary["staleness_max"] == 0, "synchronous"
+        discards: list[Discard] = await messages(c, subjects.DISCARD, run=c.run)
+        assert (Reason.UNKNOWN_TASK, ["stray.0"]) in [(d.reason, d.rollout_ids) for d in discards]
