@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import aclosing
+from typing import Any
 
 import structlog
 
@@ -81,7 +82,7 @@ async def evaluate(service: Service, settings: LearnerSettings, generation: int,
 
     collecting, asking = asyncio.create_task(collect()), asyncio.create_task(ask())
     stopping = asyncio.create_task(service.stopping.wait())
-    tasks = [collecting, asking, stopping]
+    tasks: list[asyncio.Task[Any]] = [collecting, asking, stopping]
     deadline = time.monotonic() + settings.evaluation.deadline_seconds
     try:
         while not collecting.done() and not stopping.done():
