@@ -88,6 +88,7 @@ def load_model(folder: Path, *, dtype: torch.dtype, device: torch.device, weight
     With `weights=False` only its architecture: the parameters hold arbitrary numbers until a policy is copied in.
     Raises `UserError` when the folder is missing, incomplete or not a causal language model.
     """
+    from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.initialization import no_init_weights
 
@@ -95,17 +96,22 @@ def load_model(folder: Path, *, dtype: torch.dtype, device: torch.device, weight
     try:
         if weights:
             with redirect_stderr(io.StringIO()):  # progress bars
-                model = AutoModelForCausalLM.from_pretrained(
-                    folder, dtype=dtype, local_files_only=True, trust_remote_code=False, attn_implementation="sdpa"
+                model, report = AutoModelForCausalLM.from_pretrained(
+                    folder,
+                    dtype=dtype,
+                    local_files_only=True,
+                    trust_remote_code=False,
+                    use_safetensors=True,
+                    output_loading_info=True,
                 )
+            if report["missing_keys"]:  # transformers would go on with random numbers
+                raise ValueError(f"its weights lack {sorted(report['missing_keys'])[0]}")
         else:
             config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
             with no_init_weights():
-                model = AutoModelForCausalLM.from_config(
-                    config, dtype=dtype, trust_remote_code=False, attn_implementation="sdpa"
-                )
+                model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
             model.tie_weights()
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise UserError(f"model folder {folder}: cannot be loaded as a causal language model: {error}") from error
     return model.to(device).eval()
 

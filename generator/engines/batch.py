@@ -73,8 +73,7 @@ class Batch:
 
     def add(self, key: Hashable, request: SampleRequest) -> None:
         """Queue a group; its tokens come out of `step` under `key`."""
-        span = min(len(request.prompt) + request.sampling.max_tokens, self._decoder.window)
-        self._waiting.append(_Group(key, request, Demand(len(request.prompt), request.group_size, span)))
+        self._waiting.append(_Group(key, request, Demand.of(request, self._limits.window)))
 
     def abort(self, key: Hashable) -> None:
         """Forget a group, wherever it is, and free its slots."""

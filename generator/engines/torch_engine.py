@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import logging
-import math
 import queue
 import threading
 import time
@@ -21,14 +21,12 @@ from generator.engines.base import (
     EngineError,
     EngineFull,
     EngineStats,
-    PromptTooLong,
-    RequestRefused,
     SampledToken,
     SampleRequest,
 )
 from generator.engines.batch import Batch, Output
 from generator.engines.decoder import Decoder
-from generator.engines.schedule import Limits
+from generator.engines.schedule import Limits, check
 
 CACHE_SPAN = 2048  # the cache holds max_requests sequences of this length, or fewer longer ones
 CLOSE_SECONDS = 10.0  # longest wait for the step that runs when the engine is closed
@@ -82,8 +80,9 @@ class TorchEngine:
         self._decoder = Decoder(model)
         window = self._decoder.window
         cache_tokens = max(max_requests * min(window, CACHE_SPAN), window)
-        self._limits = Limits(max_requests, cache_tokens, prefill_tokens)
-        text = tokenizer.backend_tokenizer
+        self._limits = Limits(max_requests, cache_tokens, prefill_tokens, window, self._decoder.vocabulary)
+        # Its own copy: a tokenizer that encodes in one thread refuses to decode in another.
+        text = copy.deepcopy(tokenizer.backend_tokenizer)
         self._batch = Batch(
             self._decoder,
             self._limits,
@@ -110,7 +109,7 @@ class TorchEngine:
 
     @property
     def window(self) -> int:
-        return self._decoder.window
+        return self._limits.window
 
     @property
     def free(self) -> int:
@@ -142,7 +141,7 @@ class TorchEngine:
     async def submit(self, request: SampleRequest) -> AsyncGenerator[list[SampledToken], None]:
         """See `Engine.submit`."""
         self._check_running()
-        self._check_request(request)
+        check(request, self._limits)
         if self._policy is None:
             raise EngineError("no policy has been loaded yet")
         if self._held and self._held + request.group_size > 2 * self._limits.slots:
@@ -191,24 +190,6 @@ class TorchEngine:
     def _check_running(self) -> None:
         if self._closed or self._error:
             raise EngineError(self._error or "the engine is closed")
-
-    def _check_request(self, request: SampleRequest) -> None:
-        prompt, sampling = request.prompt, request.sampling
-        if not prompt or min(prompt) < 0 or max(prompt) >= self._decoder.vocabulary:
-            raise RequestRefused(f"the prompt must be token ids in 0..{self._decoder.vocabulary - 1}, at least one")
-        if len(prompt) >= self.window:
-            raise PromptTooLong(f"the prompt of {len(prompt)} tokens leaves no room in a window of {self.window}")
-        if not 1 <= request.group_size <= self._limits.slots:
-            raise RequestRefused(f"a group of {request.group_size} is outside 1..{self._limits.slots} (max_requests)")
-        span = min(len(prompt) + sampling.max_tokens, self.window)
-        if request.group_size * span > self._limits.cache_tokens:
-            raise RequestRefused(
-                f"a group of {request.group_size} times {span} tokens is above the cache of {self._limits.cache_tokens}"
-            )
-        if not (0 <= sampling.temperature < math.inf and 0 < sampling.top_p <= 1 and sampling.top_k >= 0):
-            raise RequestRefused("temperature must be finite and >= 0, top_p in (0, 1], top_k >= 0")
-        if sampling.max_tokens < 1 or not all(sampling.stop):
-            raise RequestRefused("max_tokens must be >= 1 and no stop string empty")
 
     def _give_back(self, group: _Submit, completions: int) -> None:
         group.remaining -= completions

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
 
 from contracts.messages import Finish, Sampling
+from generator.engines.base import RequestRefused, SampleRequest
 from generator.engines.completions import Completion, StopWatch
-from generator.engines.schedule import Demand, Limits, admit
+from generator.engines.schedule import Demand, Limits, admit, check
 from generator.engines.slots import compaction
 
-LIMITS = Limits(slots=16, cache_tokens=1600, prefill_tokens=100)
+LIMITS = Limits(slots=16, cache_tokens=1600, prefill_tokens=100, window=500, vocabulary=50)
 
 
 def group(prompt: int = 10, slots: int = 4, span: int = 20) -> Demand:
@@ -38,6 +42,40 @@ def test_groups_start_in_order_within_the_limits(
     waiting: list[Demand], active_slots: int, active_span: int, admitted: int
 ) -> None:
     assert admit(waiting, active_slots, active_span, LIMITS) == admitted
+
+
+def asked(prompt: list[int], group_size: int = 4, **sampling: Any) -> SampleRequest:
+    return SampleRequest(prompt, group_size, Sampling(**({"max_tokens": 10} | sampling)), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("request_", "complaint"),
+    [
+        (asked([]), "at least one"),
+        (asked([5, 50]), "token ids in 0..49"),
+        (asked([5, -1]), "token ids"),
+        (asked([5] * 500), "window of 500"),
+        (asked([5], group_size=17), "a group of 17"),
+        (asked([5], group_size=0), "a group of 0"),
+        (asked([5], temperature=math.nan), "temperature"),
+        (asked([5], temperature=math.inf), "temperature"),
+        (asked([5], temperature=-1.0), "temperature"),
+        (asked([5], top_p=0.0), "top_p"),
+        (asked([5], top_p=1.1), "top_p"),
+        (asked([5], top_k=-1), "top_k"),
+        (asked([5], max_tokens=0), "max_tokens"),
+        (asked([5], stop=[""]), "stop string"),
+        (asked([5], max_tokens=400), "above the cache's 1600"),
+    ],
+)
+def test_a_request_that_can_never_be_sampled_is_refused(request_: SampleRequest, complaint: str) -> None:
+    with pytest.raises(RequestRefused, match=complaint):
+        check(request_, LIMITS)
+
+
+def test_the_largest_requests_pass() -> None:
+    check(asked([5] * 499, group_size=3, max_tokens=10**9), LIMITS)
+    check(asked([49], group_size=16, temperature=0.0), LIMITS)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from contracts.errors import InvalidMessage
 from infra import models
@@ -124,6 +125,25 @@ def test_a_folder_that_is_no_language_model_is_one_sentence(config: str, tiny: P
     models.unbundle(models.bundle(tiny) | {"config.json": config.encode()}, tmp_path / "mine")
     with pytest.raises(UserError, match="mine"):
         models.load_model(tmp_path / "mine", dtype=torch.float32, device=CPU, weights=False)
+
+
+def test_weights_that_lack_a_tensor_are_refused(tiny: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    models.unbundle(models.bundle(tiny), folder)
+    state = load_file(tiny / "model.safetensors")
+    del state["transformer.ln_f.weight"]
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"lack transformer\.ln_f\.weight"):
+        models.load_model(folder, dtype=torch.float32, device=CPU)
+
+
+@pytest.mark.parametrize("content", [b"", b"not weights"])
+def test_weights_that_are_no_safetensors_are_one_sentence(content: bytes, tiny: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    models.unbundle(models.bundle(tiny), folder)
+    (folder / "model.safetensors").write_bytes(content)
+    with pytest.raises(UserError, match="mine"):
+        models.load_model(folder, dtype=torch.float32, device=CPU)
 
 
 def test_code_in_a_model_folder_is_not_run(tiny: Path, tmp_path: Path) -> None:
