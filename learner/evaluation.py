@@ -82,7 +82,7 @@ async def evaluate(service: Service, settings: LearnerSettings, generation: int,
 
     collecting, asking = asyncio.create_task(collect()), asyncio.create_task(ask())
     stopping = asyncio.create_task(service.stopping.wait())
-    tasks: list[asyncio.Task[Any]] = [collecting, asking, stopping]
+    running: list[asyncio.Task[Any]] = [collecting, asking, stopping]
     deadline = time.monotonic() + settings.evaluation.deadline_seconds
     try:
         while not collecting.done() and not stopping.done():
@@ -90,13 +90,13 @@ async def evaluate(service: Service, settings: LearnerSettings, generation: int,
             if time.monotonic() > deadline:
                 log.error("evaluation given up", version=version, done=len(scores), of=len(wanted))
                 return None
-            pending = [task for task in tasks if not task.done()]
+            pending = [each for each in running if not each.done()]
             await asyncio.wait(pending, timeout=PROGRESS_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-            for task in (collecting, asking):
-                if task.done():
-                    task.result()
+            for each in (collecting, asking):
+                if each.done():
+                    each.result()
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for each in running:
+            each.cancel()
+        await asyncio.wait(running)
     return sum(scores.values()) / len(wanted) if len(scores) == len(wanted) else None
