@@ -10,34 +10,14 @@ from typing import Any
 import structlog
 
 from contracts import subjects
-from contracts.messages import Purpose, Rollout, Sampling, Split, Task
-from infra.bus import QueueFull
+from contracts.messages import Purpose, Rollout
 from infra.service import Service
 from learner.settings import LearnerSettings
+from learner.tasks import evaluation_task, publish_task
 
 log = structlog.get_logger(__name__)
 
 PROGRESS_SECONDS = 5.0
-
-
-def evaluation_task(
-    run: str, environment: str, settings: LearnerSettings, generation: int, version: int, item: int
-) -> Task:
-    """The task that samples held-out item `item` once, greedily, with `version`; the same for every learner."""
-    sampling = Sampling(max_tokens=settings.sampling.max_tokens, temperature=0.0, stop=settings.sampling.stop)
-    return Task(
-        id=f"eval-{version}-{item}",
-        run=run,
-        purpose=Purpose.EVAL,
-        environment=environment,
-        seed=item,
-        group_size=1,
-        sampling=sampling,
-        split=Split.HELDOUT,
-        generation=generation,
-        min_version=version,
-        issued_ns=time.time_ns(),
-    )
 
 
 async def evaluate(service: Service, settings: LearnerSettings, generation: int, version: int) -> float | None:
@@ -47,10 +27,7 @@ async def evaluate(service: Service, settings: LearnerSettings, generation: int,
     for. None if evaluation is off, the service is stopping, or the deadline passes first.
     """
     run = service.settings.run
-    tasks = [
-        evaluation_task(run.name, run.environment, settings, generation, version, item)
-        for item in range(settings.evaluation.prompts)
-    ]
+    tasks = [evaluation_task(run, settings, generation, version, item) for item in range(settings.evaluation.prompts)]
     if not tasks:
         return None
     scores: dict[str, float] = {}
@@ -70,15 +47,8 @@ async def evaluate(service: Service, settings: LearnerSettings, generation: int,
 
     async def ask() -> None:
         for task in tasks:
-            while task.id not in scores:
-                try:
-                    await service.bus.publish(
-                        subjects.TASK, task, id=f"{run.name}.{task.id}", run=run.name, purpose=task.purpose,
-                        pool=settings.pool,
-                    )  # fmt: skip
-                    break
-                except QueueFull:
-                    await asyncio.sleep(1.0)
+            if task.id not in scores:
+                await publish_task(service, task, settings.pool)
 
     collecting, asking = asyncio.create_task(collect()), asyncio.create_task(ask())
     stopping = asyncio.create_task(service.stopping.wait())

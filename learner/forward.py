@@ -93,11 +93,12 @@ def check_architecture(model: Any, name: str) -> None:
     Some families scale or cap their logits on the way; scoring only the sampled tokens would leave that out.
     """
     tokens = torch.tensor([[1, 0]], device=model.device)
+    inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
     head = model.get_output_embeddings()
     with torch.no_grad():
         plain = head is not None and torch.allclose(
-            head(model.base_model(input_ids=tokens).last_hidden_state).float(),
-            model(input_ids=tokens).logits.float(),
+            head(model.base_model(**inputs).last_hidden_state).float(),
+            model(**inputs).logits.float(),
             rtol=1e-3,
             atol=1e-3,
         )
@@ -111,7 +112,6 @@ def check_architecture(model: Any, name: str) -> None:
 def _hidden(model: nn.Module, batch: Batch) -> Tensor:
     """Hidden states [B, T, D] from which the completions' tokens are predicted."""
     base: Any = model.base_model
-    padded = not bool(batch.prompt_mask_GP.all())
     inputs_BT = batch.completions_BT[:, :-1]
     keys = batch.prompts_GP.shape[1] + inputs_BT.shape[1]
     with _attention(keys, batch.prompts_GP.device):
@@ -120,7 +120,7 @@ def _hidden(model: nn.Module, batch: Batch) -> Tensor:
         positions_GP = (batch.prompt_mask_GP.cumsum(-1) - 1).clamp(min=0)
         prompt_GPD = base(
             input_ids=batch.prompts_GP,
-            attention_mask=batch.prompt_mask_GP.long() if padded else None,
+            attention_mask=batch.prompt_mask_GP.long(),
             position_ids=positions_GP,
             past_key_values=cache,
             use_cache=True,
@@ -129,11 +129,11 @@ def _hidden(model: nn.Module, batch: Batch) -> Tensor:
         if inputs_BT.shape[1] == 0:
             return first_B1D
         cache.batch_select_indices(batch.owner_B)
-        # Padding on the right needs no mask: nothing before it attends to it, and nothing behind it is used.
+        # Padding on the right is left unmasked: nothing before it attends to it, and what it computes is not used.
         mask_BK = torch.cat([batch.prompt_mask_GP[batch.owner_B], torch.ones_like(inputs_BT, dtype=torch.bool)], 1)
         rest_BTD = base(
             input_ids=inputs_BT,
-            attention_mask=mask_BK.long() if padded else None,
+            attention_mask=mask_BK.long(),
             position_ids=lengths_G[batch.owner_B, None] + torch.arange(inputs_BT.shape[1], device=inputs_BT.device),
             past_key_values=cache,
             use_cache=True,

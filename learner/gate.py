@@ -43,14 +43,14 @@ class AdmissionGate:
         Publishing them again is harmless, since task ids are the same, and skips no prompt. Empty for tasks already
         issued, and for ids too far ahead to have been issued by anyone.
         """
-        index = task_index(task)
+        index = training_index(task)
         if index is None or index >= self.next_index + self.limit:
             return []
         return [self._issue() for _ in range(index + 1 - self.next_index)]
 
     def _issue(self) -> int:
         index = self.next_index
-        self.outstanding[task_id(index)] = Outstanding(index)
+        self.outstanding[training_id(index)] = Outstanding(index)
         self.next_index += 1
         return index
 
@@ -84,12 +84,12 @@ class AdmissionGate:
         del self.outstanding[task]
 
 
-def task_id(index: int) -> str:
+def training_id(index: int) -> str:
     """The id of the training task at `index`: the same for every learner of the run."""
     return f"train-{index}"
 
 
-def task_index(task: str) -> int | None:
-    """The inverse of `task_id`; None for any other id."""
+def training_index(task: str) -> int | None:
+    """The inverse of `training_id`; None for any other id."""
     prefix, _, number = task.partition("-")
     return int(number) if prefix == "train" and number.isascii() and number.isdecimal() and len(number) < 12 else None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from contracts.messages import Reason, Rollout
-from learner.gate import AdmissionGate, Outstanding, task_id, task_index
+from learner.gate import AdmissionGate, Outstanding, training_id, training_index
 from learner.lineage import Lineage
 
 
@@ -48,7 +48,16 @@ class TrainingGroup:
     task_id: str
     rollouts: tuple[Rollout, ...]
     staleness: tuple[int, ...]  # per rollout, versions
-    zero_advantage: bool  # all rewards are equal: counts towards the batch, gives no gradient
+
+    @property
+    def rewards(self) -> tuple[float, ...]:
+        """Per rollout."""
+        return tuple(rollout.reward for rollout in self.rollouts if rollout.reward is not None)
+
+    @property
+    def zero_advantage(self) -> bool:
+        """All rewards are equal: the group counts towards the batch and gives no gradient."""
+        return len(set(self.rewards)) == 1
 
 
 class Intake:
@@ -78,7 +87,7 @@ class Intake:
             return [] if replayed else [Drop(task, (rollout.id,), Reason.DUPLICATE, "this rollout was consumed before")]
         arrival = Arrival(rollout, sequence)
         if task not in self.gate.outstanding:
-            issued = (index := task_index(task)) is not None and index < self.gate.next_index
+            issued = (index := training_index(task)) is not None and index < self.gate.next_index
             reason, detail = (
                 (Reason.LATE, f"task {task} was closed before")
                 if issued
@@ -149,7 +158,7 @@ class Intake:
             self._remember(self._remove(self.groups[training.task_id]))
             if training.zero_advantage:
                 ids = tuple(rollout.id for rollout in training.rollouts)
-                detail = f"all {len(ids)} rewards are {training.rollouts[0].reward:g}"
+                detail = f"all {len(ids)} rewards are {training.rewards[0]:g}"
                 drops.append(Drop(training.task_id, ids, Reason.ZERO_ADVANTAGE, detail))
         self.gate.in_training = len(batch)
         self._forget()
@@ -172,7 +181,7 @@ class Intake:
     def _training_group(self, group: Group, version: int) -> TrainingGroup:
         rollouts = tuple(arrival.rollout for _, arrival in sorted(group.arrivals.items()))
         ages = tuple(self._age(rollout, version) for rollout in rollouts)
-        return TrainingGroup(group.task_id, rollouts, ages, len({rollout.reward for rollout in rollouts}) == 1)
+        return TrainingGroup(group.task_id, rollouts, ages)
 
     def _close(self, group: Group, detail: str) -> list[Drop]:
         """Give up a group that cannot be compared with itself; nothing to say if its members were dropped before."""
@@ -226,7 +235,7 @@ class Intake:
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from a checkpoint's `state` (the lineage is the caller's: it has a new generation to add)."""
         self.gate.next_index = state["next_index"]
-        self.gate.outstanding = {task_id(index): Outstanding(index) for index in state["outstanding"]}
+        self.gate.outstanding = {training_id(index): Outstanding(index) for index in state["outstanding"]}
         self.consumed = dict(state["consumed"])
         self.replay_until = state["last_sequence"]
         self.last_sequence = state["position"] - 1

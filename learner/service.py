@@ -9,44 +9,40 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from functools import partial
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import msgspec
 import structlog
 from nats.js.errors import NotFoundError
 
 from contracts import subjects
-from contracts.messages import Discard, PolicyRef, Purpose, Rollout, Sampling, StepReport, Task, TensorSpec
+from contracts.messages import PolicyRef, Purpose, Rollout, StepReport, TensorSpec
 from infra import instruments, models, telemetry
-from infra.bus import QueueFull, Unavailable
+from infra.bus import Unavailable
 from infra.leases import Lease, acquire
 from infra.policies import PolicyStore
 from infra.service import Service
 from learner.advantages import group_advantages
 from learner.checkpoints import Checkpoints
 from learner.evaluation import evaluate
-from learner.gate import AdmissionGate, task_id
+from learner.gate import AdmissionGate
 from learner.intake import Drop, Intake, TrainingGroup
 from learner.lineage import Lineage
 from learner.packing import Sample, sample_of
+from learner.reports import discard, record_step, step_report
 from learner.settings import LearnerSettings
 from learner.stopwatch import Stopwatch
-from learner.trainer import StepStats, Trainer
+from learner.tasks import publish_task, training_task
+from learner.torch_thread import TorchThread
+from learner.trainer import Trainer
 
 log = structlog.get_logger(__name__)
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 LEASE_WAIT = 60.0  # seconds for a former learner's lease to expire
 BEAT_SECONDS = 5.0
 IDLE_CHECK = 2.0  # seconds between looks at the task queue while nothing arrives
-BACKPRESSURE_PAUSE = 1.0  # seconds before a full task queue is tried again
 
 
 async def main(service: Service) -> None:
@@ -65,17 +61,6 @@ async def main(service: Service) -> None:
 async def _watch(lease: Lease) -> None:
     await lease.lost.wait()
     raise RuntimeError("the learner's lease was taken by another process: only one learner may train a run")
-
-
-class TorchThread:
-    """The one thread that torch runs in: in several, each would keep its own thread team and freed memory."""
-
-    def __init__(self) -> None:
-        self._executor = ThreadPoolExecutor(1, "torch")
-
-    async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a blocking function there."""
-        return await asyncio.get_running_loop().run_in_executor(self._executor, partial(function, *args, **kwargs))
 
 
 class Learner:
@@ -106,9 +91,7 @@ class Learner:
         self.room = asyncio.Event()  # the gate may have room: `_admit` looks
         self.arrived = asyncio.Event()  # a batch may be there, or the service is stopping: `_next_batch` looks
         self.last_arrival = 0.0
-        self.traces: dict[
-            str, dict[str, str]
-        ] = {}  # headers of rollouts not yet trained: the step's span links to them
+        self.traces: dict[str, dict[str, str]] = {}  # headers of rollouts not yet trained, for the links of the step
         self.training = False
         self.publishing: asyncio.Task[None] | None = None
         self.saving: asyncio.Task[None] | None = None
@@ -171,35 +154,9 @@ class Learner:
             await self.room.wait()
 
     async def _publish_task(self, index: int) -> None:
-        settings, run = self.settings, self.service.settings.run
-        sampling = Sampling(**settings.sampling.model_dump())
-        task = Task(
-            id=task_id(index),
-            run=run.name,
-            purpose=Purpose.TRAIN,
-            environment=run.environment,
-            seed=(run.seed << 40) + index,
-            group_size=settings.group_size,
-            sampling=sampling,
-            generation=self.generation,
-            min_version=self.version,
-            issued_ns=time.time_ns(),
-        )
+        task = training_task(self.service.settings.run, self.settings, self.generation, self.version, index)
         self.stopwatch.start()
-        while True:
-            try:
-                await self.service.bus.publish(
-                    subjects.TASK,
-                    task,
-                    id=f"{run.name}.{task.id}",
-                    run=run.name,
-                    purpose=task.purpose,
-                    pool=settings.pool,
-                )
-                return
-            except QueueFull:
-                log.warning("task queue is full, waiting", task=task.id)
-                await asyncio.sleep(BACKPRESSURE_PAUSE)
+        await publish_task(self.service, task, self.settings.pool)
 
     # -- rollouts in ---------------------------------------------------------------------------------------------
 
@@ -222,8 +179,10 @@ class Learner:
                 now = time.monotonic()
                 instruments.queue_age(subjects.ROLLOUT.template, (time.time_ns() - rollout.finished_ns) / 1e9)
                 self.last_arrival = now
-                self.traces[rollout.id] = received.headers
-                await self._discard(self.intake.offer(rollout, received.sequence, self.version, now))
+                drops = self.intake.offer(rollout, received.sequence, self.version, now)
+                if rollout.task_id in self.intake.groups:
+                    self.traces[rollout.id] = received.headers
+                await self._discard(drops)
                 self.arrived.set()
 
     async def _expire(self) -> None:
@@ -253,19 +212,8 @@ class Learner:
         for drop in drops:
             for rollout in drop.rollout_ids:
                 self.traces.pop(rollout, None)
-            count = max(len(drop.rollout_ids), 1)
-            log.info("discarded", task=drop.task_id, reason=drop.reason, rollouts=count, detail=drop.detail)
-            instruments.discarded(count, drop.reason)
-            message = Discard(
-                run=self.run_name,
-                task_id=drop.task_id,
-                rollout_ids=list(drop.rollout_ids),
-                reason=drop.reason,
-                detail=drop.detail,
-                generation=self.generation,
-                version=self.version,
-                at_ns=time.time_ns(),
-            )
+            log.info("discarded", task=drop.task_id, reason=drop.reason, rollouts=drop.rollout_ids, detail=drop.detail)
+            message = discard(self.run_name, drop, generation=self.generation, version=self.version)
             key = f"{self.run_name}.{self.generation}.{drop.task_id}.{drop.reason}.{'.'.join(drop.rollout_ids[:1])}"
             await self.service.bus.publish(subjects.DISCARD, message, id=key, run=self.run_name)
         if drops:
@@ -315,12 +263,17 @@ class Learner:
         self.version = self.trainer.version
         self.intake.trained()
         self.room.set()
-        for group in batch:
-            for age, rollout in zip(group.staleness, group.rollouts, strict=True):
-                instruments.staleness(age)
-                instruments.reward(rollout.reward or 0.0, rollout.environment)
+        report = step_report(
+            self.run_name,
+            PolicyRef(self.generation, self.version, ""),  # the digest is known once the weights are published
+            batch,
+            stats,
+            self.stopwatch,
+            self.settings,
+            outstanding=len(self.intake.gate.outstanding),
+        )
         await self._published()
-        self.publishing = self.service.spawn(self._announce(weights, self._report(batch, stats)), "publication")
+        self.publishing = self.service.spawn(self._announce(weights, report), "publication")
         if self.version % self.settings.checkpoint_every == 0 or self.version >= self.settings.steps:
             await self._checkpoint()
 
@@ -355,31 +308,6 @@ class Learner:
 
     # -- versions out --------------------------------------------------------------------------------------------
 
-    def _report(self, batch: list[TrainingGroup], stats: StepStats) -> StepReport:
-        """What the step did; the policy's digest is known once its weights are published."""
-        rollouts = [rollout for group in batch for rollout in group.rollouts]
-        return StepReport(
-            run=self.run_name,
-            policy=PolicyRef(self.generation, self.version, ""),
-            step=self.version,
-            rollout_ids=[rollout.id for rollout in rollouts],
-            staleness=[age for group in batch for age in group.staleness],
-            rewards=[rollout.reward or 0.0 for rollout in rollouts],
-            groups=len(batch),
-            zero_advantage_groups=sum(group.zero_advantage for group in batch),
-            tokens=stats.tokens,
-            loss=stats.loss,
-            grad_norm=stats.grad_norm,
-            learning_rate=stats.learning_rate,
-            metrics=stats.metrics,
-            seconds=self.stopwatch.lap(),
-            wall_seconds=self.stopwatch.wall,
-            idle_seconds=self.stopwatch.idle_seconds,
-            staleness_bound=self.settings.max_staleness,
-            outstanding=len(self.intake.gate.outstanding),
-            at_ns=time.time_ns(),
-        )
-
     async def _announce(self, weights: tuple[memoryview, list[TensorSpec]], report: StepReport) -> None:
         """Publish the version, then the report of the step that made it; collect versions nobody needs."""
         version = report.step
@@ -387,7 +315,7 @@ class Learner:
         report = msgspec.structs.replace(report, policy=policy)
         key = f"{self.run_name}.{self.generation}.{version}"
         await self.service.bus.publish(subjects.STEP, report, id=key, run=self.run_name)
-        instruments.learner_idle(report.idle_seconds / max(report.wall_seconds, 1e-9))
+        record_step(report)
         mean = sum(report.rewards) / max(len(report.rewards), 1)
         log.info("step", version=version, reward=round(mean, 3), staleness=max(report.staleness, default=0))
         await self.policies.collect(self.settings.keep_versions)
@@ -405,13 +333,16 @@ class Learner:
 
 
 def _samples(batch: list[TrainingGroup], settings: LearnerSettings) -> list[list[Sample]]:
-    """The groups that give a gradient, with their advantages."""
-    groups = []
-    for group in batch:
-        if not group.zero_advantage:
-            advantages = group_advantages([rollout.reward or 0.0 for rollout in group.rollouts], settings.advantage)
-            groups.append([sample_of(r, a) for r, a in zip(group.rollouts, advantages, strict=True)])
-    return groups
+    """The batch with its advantages; groups of equal rewards have advantage 0 and count in the means all the same."""
+    return [
+        [
+            sample_of(rollout, advantage)
+            for rollout, advantage in zip(
+                group.rollouts, group_advantages(group.rewards, settings.advantage), strict=True
+            )
+        ]
+        for group in batch
+    ]
 
 
 def _directory(service: Service) -> Path:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from learner.gate import AdmissionGate, task_id, task_index
+from learner.gate import AdmissionGate, training_id, training_index
 
 
 def gate(bound: int = 1, groups: int = 2, steps: int = 10) -> AdmissionGate:
@@ -24,7 +24,7 @@ def test_admits_nothing_more_until_something_closes():
 
 def test_a_batch_in_training_counts_until_its_version_exists():
     g = gate(bound=0)
-    for task in map(task_id, g.admit(0)):
+    for task in map(training_id, g.admit(0)):
         g.close(task)
     g.in_training = 2
     assert g.admit(0) == [], "synchronous: nothing is sampled while the batch is trained"
@@ -47,7 +47,7 @@ def test_staleness_of_a_group_trained_in_order_never_exceeds_the_bound():
         batch = sorted(entry.index for entry in g.outstanding.values())[:groups]
         for index in batch:
             assert 0 <= version - admitted_at[index] <= bound
-            g.close(task_id(index))
+            g.close(training_id(index))
         assert version < bound or version - min(admitted_at[i] for i in batch) == bound, "the bound is used"
 
 
@@ -83,8 +83,8 @@ def test_adopting_issues_everything_up_to_the_seen_task():
 
 @pytest.mark.parametrize("text", ["train-", "train-x", "train--1", "eval-3", "", "train-9999999999999", "train-٣"])
 def test_foreign_ids_have_no_index(text):
-    assert task_index(text) is None
+    assert training_index(text) is None
 
 
 def test_task_ids_round_trip():
-    assert [task_index(task_id(i)) for i in (0, 7, 123456)] == [0, 7, 123456]
+    assert [training_index(training_id(i)) for i in (0, 7, 123456)] == [0, 7, 123456]

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from contracts.messages import PolicySegment, Reason
-from learner.gate import AdmissionGate, task_id
+from learner.gate import AdmissionGate, training_id
 from learner.intake import Intake
 from learner.lineage import Lineage
 from tests.unit.builders import policy, rollout
@@ -182,7 +182,7 @@ def test_a_learner_killed_anywhere_trains_everything_once(seed):
     stream = [(task, index) for task in range(groups * steps) for index in range(size)]
     stream.sort(key=lambda pair: pair[0] + rng.uniform(0, 3))
     stream += rng.sample(stream, 6)
-    messages = [rollout(task_id(t), i, group_size=size, reward=rng.random()) for t, i in stream]
+    messages = [rollout(training_id(t), i, group_size=size, reward=rng.random()) for t, i in stream]
 
     def fresh() -> Intake:
         gate = AdmissionGate(bound, groups, steps)

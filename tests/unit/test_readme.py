@@ -20,7 +20,9 @@ def rows(model: type[BaseModel], path: str = "") -> list[str]:
         else:
             shown = "" if default is None or isinstance(default, SecretStr) else default
             text = repr(shown)[1:-1] if isinstance(shown, str) else str(shown)
-            found.append(f"| `{path}{name}` | {f'`{text}`' if text else ''} | {field.description} |".replace("|  |", "| |"))
+            found.append(
+                f"| `{path}{name}` | {f'`{text}`' if text else ''} | {field.description} |".replace("|  |", "| |")
+            )
     return found
 
 
