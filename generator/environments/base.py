@@ -24,7 +24,7 @@ class Item:
     prompt: Prompt
     expected: Any  # the gold in the verifier's own form, JSON-able
     verifier: str  # a name the grader knows
-    hash: str  # 16 hex digits over prompt and gold: the same question has the same hash everywhere
+    hash: str  # 16 hex digits over question and gold: the same question has the same hash everywhere
 
 
 class Environment(Protocol):
@@ -41,10 +41,13 @@ class Environment(Protocol):
         ...
 
 
-def make_item(prompt: Prompt, expected: Any, verifier: str) -> Item:
-    """An item with its content hash. Raises `TypeError` if the gold is not JSON-able."""
-    content = json.dumps([prompt, expected], sort_keys=True).encode()
-    return Item(prompt, expected, verifier, hashlib.sha256(content).hexdigest()[:16])
+def make_item(prompt: Prompt, expected: Any, verifier: str, *, content: Prompt | None = None) -> Item:
+    """An item with its content hash. Raises `TypeError` if the gold is not JSON-able.
+
+    `content` stands for the prompt in the hash, where the question alone makes the item and the rest is dressing.
+    """
+    hashed = json.dumps([prompt if content is None else content, expected], sort_keys=True).encode()
+    return Item(prompt, expected, verifier, hashlib.sha256(hashed).hexdigest()[:16])
 
 
 def split_of(item: Item) -> Split:
