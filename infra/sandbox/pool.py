@@ -167,7 +167,7 @@ class _Worker:
     async def stop(self) -> None:
         process, self._process = self._process, None
         folder, self._folder = self._folder, ""
-        if process is not None:
+        if process is not None and process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             with contextlib.suppress(TimeoutError):
