@@ -67,7 +67,7 @@ class Checkpoints:
         for folder in self._marked():
             try:
                 return _read(folder)
-            except (OSError, ValueError, KeyError, SafetensorError) as error:
+            except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
                 log.warning("checkpoint is damaged, taking an older one", checkpoint=str(folder), error=str(error))
         return None
 
@@ -121,19 +121,19 @@ def _key(folder: Path) -> tuple[int, int]:
 
 
 def _read(folder: Path) -> Checkpoint:
-    """Read a checkpoint, checking every file against the marker. Raises `OSError`, `ValueError` or `KeyError`."""
+    """Read a checkpoint, checking every file against the marker. Raises one of several errors where they differ."""
     marker = json.loads((folder / MARKER).read_bytes())
-    contents: dict[str, Any] = {}
+    position: dict[str, Any] = {}
     tensors: dict[str, Tensor] = {}
     for name, expected in marker["files"].items():
         data = (folder / name).read_bytes()
         if _fingerprint(data) != expected:
             raise ValueError(f"{name} does not match the marker")
         if name == POSITION:
-            contents = json.loads(data)
+            position = json.loads(data)
         else:
             tensors |= safetensors.torch.load(data)
-    return Checkpoint(version=marker["version"], trainer=tensors, position=contents)
+    return Checkpoint(version=marker["version"], trainer=tensors, position=position)
 
 
 def _shards(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
