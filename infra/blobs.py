@@ -9,7 +9,6 @@ import asyncio
 import hashlib
 import secrets
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from nats.aio.client import Client
 from nats.js.errors import NotFoundError
@@ -18,11 +17,8 @@ from contracts import codec
 from contracts.errors import ContractError
 from contracts.messages import BlobManifest
 from contracts.subjects import Channel
-from infra.connection import Unavailable
+from infra.connection import Connection, Unavailable
 from infra.pull import Raw, tail
-
-if TYPE_CHECKING:
-    from infra.bus import Bus
 
 CHUNK_BYTES = 900 * 1024
 HEADROOM_BYTES = 16 * 1024  # of the server's payload limit, for headers
@@ -56,8 +52,8 @@ class BlobCorrupt(BlobError):
 class BlobStore:
     """The blobs of one run on one channel (`WEIGHTS` or `BLOBS`)."""
 
-    def __init__(self, bus: Bus, channel: Channel, run: str) -> None:
-        self._bus = bus
+    def __init__(self, connection: Connection, channel: Channel, run: str) -> None:
+        self._connection = connection
         self._channel = channel
         self._run = run
 
@@ -72,12 +68,12 @@ class BlobStore:
         manifest = await self._manifest(digest)
         if manifest is not None and await self._count(digest) > manifest.chunks:
             return digest
-        size = min(CHUNK_BYTES, self._bus.connection.max_payload - HEADROOM_BYTES)
+        size = min(CHUNK_BYTES, self._connection.max_payload - HEADROOM_BYTES)
         offsets = range(0, len(view), size)
         await self._send_chunks(digest, view, size, iter(offsets))
         manifest = BlobManifest(digest=digest, size=len(view), chunk_bytes=size, chunks=len(offsets))
         # Its id is new in every put: after another writer's chunks, the manifest has to be the last message again.
-        await self._bus.connection.send(
+        await self._connection.send(
             self._subject(digest),
             codec.encode(manifest),
             id=f"{self._subject(digest)}.manifest.{secrets.token_hex(8)}",
@@ -121,11 +117,11 @@ class BlobStore:
         async def purge(client: Client, limit: float) -> None:
             await client.jetstream(timeout=limit).purge_stream(stream, subject=subject)
 
-        await self._bus.connection.call(purge)
+        await self._connection.call(purge)
 
     async def list(self) -> set[str]:
         """Digests of the run's blobs, complete or not."""
-        subjects = await self._bus.subjects(self._channel.stream, self._channel.filter(run=self._run))
+        subjects = await self._connection.subjects(self._channel.stream, self._channel.filter(run=self._run))
         return {subject.rsplit(".", 1)[1] for subject in subjects}
 
     def _subject(self, digest: str) -> str:
@@ -133,13 +129,13 @@ class BlobStore:
 
     async def _count(self, digest: str) -> int:
         subject = self._subject(digest)
-        return (await self._bus.subjects(self._channel.stream, subject)).get(subject, 0)
+        return (await self._connection.subjects(self._channel.stream, subject)).get(subject, 0)
 
     async def _manifest(self, digest: str) -> BlobManifest | None:
         """The manifest, if it is the subject's last message."""
         subject, stream = self._subject(digest), self._channel.stream
         try:
-            last = await self._bus.connection.call(
+            last = await self._connection.call(
                 lambda client, limit: client.jetstream(timeout=limit).get_msg(stream, subject=subject, direct=True)
             )
         except NotFoundError:
@@ -160,9 +156,7 @@ class BlobStore:
         missing = set(range(0, manifest.size, manifest.chunk_bytes))
         if not missing:
             return blob
-        reader = tail(
-            self._bus.connection, self._channel.stream, self._subject(manifest.digest), name="blob", follow=False
-        )
+        reader = tail(self._connection, self._channel.stream, self._subject(manifest.digest), name="blob", follow=False)
         try:
             async for raw in reader:
                 offset = _offset(raw)
@@ -192,7 +186,7 @@ class BlobStore:
     async def _send_chunk(self, digest: str, offset: int, chunk: memoryview, size: int) -> None:
         subject = self._subject(digest)
         message_id, headers = f"{subject}.{size}.{offset}", {OFFSET_HEADER: str(offset)}
-        send, payload = self._bus.connection.send, bytes(chunk)
+        send, payload = self._connection.send, bytes(chunk)
         stored = await send(subject, payload, id=message_id, headers=headers, patience=PUT_PATIENCE)
         if stored.duplicate and not await self._is_retained(digest, stored.sequence):
             # The server remembers the id of a chunk that has been purged since.
@@ -203,7 +197,7 @@ class BlobStore:
         # Whatever removes messages removes the oldest of a subject first, or all of them.
         subject, stream = self._subject(digest), self._channel.stream
         try:
-            first = await self._bus.connection.call(
+            first = await self._connection.call(
                 lambda client, limit: client.jetstream(timeout=limit).get_msg(
                     stream, seq=1, subject=subject, next=True, direct=True
                 )

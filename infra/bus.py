@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -16,11 +17,11 @@ from nats.js.errors import APIError, NotFoundError
 from contracts import codec
 from contracts.errors import ContractError
 from contracts.messages import Claim, Message
-from contracts.subjects import BLOB, KV_BUCKET, Channel
+from contracts.subjects import BLOB, DLQ, KV_BUCKET, Channel
 from infra import instruments, telemetry
 from infra.blobs import HEADROOM_BYTES, BlobError, BlobStore
 from infra.connection import Connection, PublishFailed, QueueFull, Unavailable
-from infra.deadletters import bury
+from infra.deadletters import dead_letter
 from infra.pull import Raw, tail
 from infra.settings import NatsSettings
 
@@ -98,7 +99,7 @@ class Bus:
         body, headers = codec.encode(message), codec.headers_of(message)
         with telemetry.producer_span(channel.template):
             if len(body) > self.connection.max_payload - HEADROOM_BYTES:
-                digest = await BlobStore(self, BLOB, tokens["run"]).put(body)
+                digest = await BlobStore(self.connection, BLOB, tokens["run"]).put(body)
                 claim = Claim(schema=headers[SCHEMA_HEADER], digest=digest, size=len(body))
                 body, headers = codec.encode(claim), codec.headers_of(claim)
             telemetry.inject(headers)
@@ -167,7 +168,7 @@ class Bus:
             data = memoryview(raw.data)
             if raw.headers.get(SCHEMA_HEADER) == codec.schema_of(Claim):
                 claim, run = codec.decode(data, Claim), raw.subject.split(".")[2]
-                blobs, limit = BlobStore(self, BLOB, run), min(claim.size, codec.MAX_BYTES)
+                blobs, limit = BlobStore(self.connection, BLOB, run), min(claim.size, codec.MAX_BYTES)
                 data = memoryview(await blobs.get(claim.digest, timeout=CLAIM_SECONDS, max_bytes=limit))
             message = codec.decode(data, kind)
         except (ContractError, BlobError) as error:
@@ -178,12 +179,18 @@ class Bus:
             raise Unusable(ContractError.code, f"{type(error).__name__}: {error}") from error
         return Received(message, raw.sequence, raw.subject, raw.headers, raw.time_ns)
 
+    async def bury(self, raw: Raw, *, stream: str, consumer: str, code: str, reason: str) -> None:
+        """Publish the dead letter of a message, once per message and consumer. Raises as `publish` does."""
+        log.warning("dead letter", stream=stream, subject=raw.subject, sequence=raw.sequence, code=code, reason=reason)
+        letter = dead_letter(raw, stream=stream, consumer=consumer, code=code, reason=reason, at_ns=time.time_ns())
+        await self.publish(DLQ, letter, id=f"dlq.{stream}.{raw.sequence}.{consumer}.{code}", stream=stream.lower())
+
     async def _usable(self, raw: Raw, channel: Channel, kind: type[M], consumer: str) -> Received[M] | None:
         while True:
             try:
                 return await self.open(raw, kind)
             except Unusable as error:
-                await bury(self, raw, stream=channel.stream, consumer=consumer, code=error.code, reason=str(error))
+                await self.bury(raw, stream=channel.stream, consumer=consumer, code=error.code, reason=str(error))
                 return None
             except Unavailable as error:  # its blob is out of reach for now, which says nothing about the message
                 log.info("reading waits for the server", reason=str(error))
@@ -204,10 +211,7 @@ class Bus:
 
     async def subjects(self, stream: str, filter: str) -> dict[str, int]:
         """How many messages a stream retains on each subject that matches."""
-        info = await self.connection.call(
-            lambda client, limit: client.jetstream(timeout=limit).stream_info(stream, subjects_filter=filter)
-        )
-        return info.state.subjects or {}
+        return await self.connection.subjects(stream, filter)
 
     async def count(self, channel: Channel, **tokens: str) -> int:
         """How many messages a channel retains; tokens not given match anything."""

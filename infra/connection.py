@@ -227,6 +227,13 @@ class Connection:
         except Unavailable as error:
             raise PublishFailed(f"message {id}: {error}") from error
 
+    async def subjects(self, stream: str, filter: str) -> dict[str, int]:
+        """How many messages a stream retains on each subject that matches. Raises as `call`."""
+        info = await self.call(
+            lambda client, limit: client.jetstream(timeout=limit).stream_info(stream, subjects_filter=filter)
+        )
+        return info.state.subjects or {}
+
     async def close(self) -> None:
         """Flush and close, in bounded time whatever the server does."""
         self._closing = True

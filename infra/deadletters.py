@@ -1,20 +1,9 @@
-"""Dead letters: messages that could not be used, kept with the reason."""
+"""Dead letters: what is kept of a message that could not be used. Pure; `Bus.bury` publishes it."""
 
 from __future__ import annotations
 
-import time
-from typing import TYPE_CHECKING
-
-import structlog
-
 from contracts.messages import DeadLetter
-from contracts.subjects import DLQ
 from infra.pull import Raw
-
-if TYPE_CHECKING:
-    from infra.bus import Bus
-
-log = structlog.get_logger(__name__)
 
 PAYLOAD_BYTES = 16 * 1024  # of the body; the whole message stays in its stream until that stream drops it
 HEADERS = 32
@@ -40,13 +29,6 @@ def dead_letter(raw: Raw, *, stream: str, consumer: str, code: str, reason: str,
         deliveries=raw.deliveries,
         at_ns=at_ns,
     )
-
-
-async def bury(bus: Bus, raw: Raw, *, stream: str, consumer: str, code: str, reason: str) -> None:
-    """Publish the dead letter of a message, once per message and consumer. Raises as `Bus.publish` does."""
-    log.warning("dead letter", stream=stream, subject=raw.subject, sequence=raw.sequence, code=code, reason=reason)
-    letter = dead_letter(raw, stream=stream, consumer=consumer, code=code, reason=reason, at_ns=time.time_ns())
-    await bus.publish(DLQ, letter, id=f"dlq.{stream}.{raw.sequence}.{consumer}.{code}", stream=stream.lower())
 
 
 def _text(value: str, characters: int) -> str:

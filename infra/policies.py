@@ -37,7 +37,7 @@ class PolicyStore:
     def __init__(self, bus: Bus, run: str) -> None:
         self._bus = bus
         self._run = run
-        self._blobs = BlobStore(bus, WEIGHTS, run)
+        self._blobs = BlobStore(bus.connection, WEIGHTS, run)
         self._versions: dict[PolicyRef, str] = {}  # known versions whose blobs may exist -> their bundle
         self._seen: int | None = None  # stream sequence up to which `_versions` is complete
 

@@ -19,7 +19,6 @@ from infra import instruments, telemetry
 from infra.bootstrap import ensure_consumer
 from infra.bus import Bus, Received, Unusable
 from infra.connection import Unavailable
-from infra.deadletters import bury
 from infra.errors import UserError
 from infra.pull import NANOSECONDS, ConsumerLost, Pull, Raw
 
@@ -188,7 +187,7 @@ class _Worker:
         return b"+ACK"
 
     async def _bury(self, job: _Job, code: str, reason: str) -> bytes:
-        await bury(self._bus, job.raw, stream=self._channel.stream, consumer=self._consumer, code=code, reason=reason)
+        await self._bus.bury(job.raw, stream=self._channel.stream, consumer=self._consumer, code=code, reason=reason)
         return f"+TERM {code}".encode()
 
     async def _settle(self, job: _Job, answer: bytes) -> None:

@@ -264,7 +264,7 @@ async def test_weights_that_do_not_match_their_digest_are_refused(cluster):
             published,
             policy=msgspec.structs.replace(published.policy, generation=1, version=2, digest="0" * 64),
         )
-        store = BlobStore(c.bus, subjects.WEIGHTS, c.run)
+        store = BlobStore(c.bus.connection, subjects.WEIGHTS, c.run)
         digest = await store.put(bytes(published.size))
         subject = subjects.WEIGHTS.subject(run=c.run, digest=digest)
         forged = subjects.WEIGHTS.subject(run=c.run, digest="0" * 64)

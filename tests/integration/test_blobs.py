@@ -22,7 +22,7 @@ SIZES = (0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 5 * CHUNK_BYTES + 
 
 @pytest.fixture
 def blobs(bus: Bus, run: str) -> BlobStore:
-    return BlobStore(bus, WEIGHTS, run)
+    return BlobStore(bus.connection, WEIGHTS, run)
 
 
 def subject(run: str, digest: str) -> str:
@@ -95,7 +95,7 @@ async def test_order_repetition_and_other_writers_do_not_matter(bus: Bus, run: s
 async def test_concurrent_writers_of_one_blob(bus: Bus, server: EmbeddedServer, run: str, blobs: BlobStore) -> None:
     data = secrets.token_bytes(6 * CHUNK_BYTES)
     others = [await Bus.connect(server.settings, f"writer-{number}") for number in range(2)]
-    digests = await asyncio.gather(*(BlobStore(other, WEIGHTS, run).put(data) for other in others))
+    digests = await asyncio.gather(*(BlobStore(other.connection, WEIGHTS, run).put(data) for other in others))
     assert bytes(await blobs.get(digests[0], timeout=10)) == data
     for other in others:
         await other.close()

@@ -134,7 +134,7 @@ async def test_a_message_above_the_payload_limit_takes_the_claim_check(bus: Bus,
 async def test_a_lost_body_is_a_dead_letter_and_the_reader_goes_on(bus: Bus, run: str) -> None:
     message, after = long_rollout(run), rollout(run=run)
     await bus.publish(ROLLOUT, message, id=message.id, run=run, purpose="train")
-    blobs = BlobStore(bus, BLOB, run)
+    blobs = BlobStore(bus.connection, BLOB, run)
     for digest in await blobs.list():
         await blobs.delete(digest)
     await bus.publish(ROLLOUT, after, id="after", run=run, purpose="train")

@@ -47,7 +47,7 @@ def store(bus: Bus, run: str) -> PolicyStore:
 
 @pytest.fixture
 def blobs(bus: Bus, run: str) -> BlobStore:
-    return BlobStore(bus, WEIGHTS, run)
+    return BlobStore(bus.connection, WEIGHTS, run)
 
 
 async def test_a_published_policy_can_be_loaded_by_others(server: EmbeddedServer, store: PolicyStore, run: str) -> None:
