@@ -12,7 +12,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 MARKER = "complete.json"
 POSITION = "position.json"
 UNFINISHED = "unfinished-"
-SHARD_BYTES = 256 * 1024 * 1024  # bounds the memory a save needs beside the snapshot itself
+TENSORS = "trainer.safetensors"
 NAME = re.compile(r"(\d{8,})\.(\d+)")
 
 
@@ -83,15 +83,18 @@ class Checkpoints:
         name = f"{version:08d}.{max(attempts, default=0) + 1}"
         unfinished = self.directory / (UNFINISHED + name)
         unfinished.mkdir()
-        files = {POSITION: _write(unfinished / POSITION, json.dumps(position).encode())}
-        for number, shard in enumerate(_shards(trainer)):
-            file = f"trainer-{number:05d}.safetensors"
-            files[file] = _write(unfinished / file, safetensors.torch.save(shard))
+        (unfinished / POSITION).write_text(json.dumps(position))
+        safetensors.torch.save_file(dict(trainer), unfinished / TENSORS)  # straight from the snapshot's memory
+        files = {}
+        for file in (POSITION, TENSORS):
+            _sync(unfinished / file)
+            files[file] = _fingerprint(unfinished / file)
         _sync(unfinished)
         folder = unfinished.rename(self.directory / name)
         _sync(self.directory)
         marker = folder / (UNFINISHED + MARKER)
-        _write(marker, json.dumps({"version": version, "files": files}).encode())
+        marker.write_text(json.dumps({"version": version, "files": files}))
+        _sync(marker)
         marker.rename(folder / MARKER)
         _sync(folder)
         self._prune(folder)
@@ -123,48 +126,25 @@ def _key(folder: Path) -> tuple[int, int]:
 def _read(folder: Path) -> Checkpoint:
     """Read a checkpoint, checking every file against the marker. Raises one of several errors where they differ."""
     marker = json.loads((folder / MARKER).read_bytes())
-    position: dict[str, Any] = {}
-    tensors: dict[str, Tensor] = {}
-    for name, expected in marker["files"].items():
-        data = (folder / name).read_bytes()
-        if _fingerprint(data) != expected:
+    for name in (POSITION, TENSORS):
+        if _fingerprint(folder / name) != marker["files"][name]:
             raise ValueError(f"{name} does not match the marker")
-        if name == POSITION:
-            position = json.loads(data)
-        else:
-            tensors |= safetensors.torch.load(data)
-    return Checkpoint(version=marker["version"], trainer=tensors, position=position)
+    return Checkpoint(
+        version=marker["version"],
+        trainer=safetensors.torch.load_file(folder / TENSORS),
+        position=json.loads((folder / POSITION).read_bytes()),
+    )
 
 
-def _shards(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-    shard: dict[str, Tensor] = {}
-    size = 0
-    for name, tensor in tensors.items():
-        if shard and size + tensor.nbytes > SHARD_BYTES:
-            yield shard
-            shard, size = {}, 0
-        shard[name] = tensor
-        size += tensor.nbytes
-    if shard:
-        yield shard
+def _fingerprint(path: Path) -> list[Any]:
+    """Size and sha256 of a file."""
+    with path.open("rb") as file:
+        return [path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()]
 
 
-def _fingerprint(data: bytes) -> list[Any]:
-    return [len(data), hashlib.sha256(data).hexdigest()]
-
-
-def _write(path: Path, data: bytes) -> list[Any]:
-    """Write a file through to the disk; its size and sha256."""
-    with path.open("xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    return _fingerprint(data)
-
-
-def _sync(folder: Path) -> None:
-    """Force the names in a folder to disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    """Force a file's bytes, or the names in a folder, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -116,7 +116,7 @@ class Trainer:
             tensors |= {f"adamw.{key}.{name}": value for key, value in self._adamw.state[parameter].items()}
         tensors["random"] = self._random.get_state()
         tensors["version"] = torch.tensor(self.version)
-        return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
+        return {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Go on exactly where `state` was taken. Raises `UserError` when it belongs to another model."""

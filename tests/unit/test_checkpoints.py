@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from infra.errors import UserError
-from learner import checkpoints
 from learner.checkpoints import Checkpoints
 
 STATE = {"model.a": torch.arange(6.0).view(2, 3), "adamw.step.a": torch.tensor(3.0), "random": torch.ones(5).byte()}
@@ -48,13 +47,6 @@ def test_what_was_saved_is_what_is_read(tmp_path: Path) -> None:
     assert store.newest_version() == 12
 
 
-def test_large_states_are_written_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "SHARD_BYTES", 24)
-    save(Checkpoints(tmp_path, keep=1), 1)
-    assert len(list(tmp_path.glob("*/trainer-*.safetensors"))) == 2
-    assert_holds(Checkpoints(tmp_path, keep=1), 1)
-
-
 @pytest.mark.parametrize("keep", [1, 2, 3])
 def test_the_newest_are_kept(tmp_path: Path, keep: int) -> None:
     store = Checkpoints(tmp_path, keep)
@@ -77,14 +69,14 @@ def damage_nothing_written(folder: Path) -> None:
 
 
 def damage_byte(folder: Path) -> None:
-    file = folder / "trainer-00000.safetensors"
+    file = folder / "trainer.safetensors"
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)
 
 
 def damage_length(folder: Path) -> None:
-    file = folder / "trainer-00000.safetensors"
+    file = folder / "trainer.safetensors"
     file.write_bytes(file.read_bytes()[:-8])
 
 
@@ -93,7 +85,7 @@ def damage_position(folder: Path) -> None:
 
 
 def damage_file_gone(folder: Path) -> None:
-    (folder / "trainer-00000.safetensors").unlink()
+    (folder / "trainer.safetensors").unlink()
 
 
 def damage_marker(folder: Path) -> None:
@@ -129,11 +121,9 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, damage: object) -> 
 KILLED = """
 import itertools, os, signal, sys
 from pathlib import Path
-from learner import checkpoints
 from learner.checkpoints import Checkpoints
 from tests.unit.test_checkpoints import save
 
-checkpoints.SHARD_BYTES = 24
 sync = os.fsync
 
 def save_and_die(directory, fatal):
@@ -194,6 +184,6 @@ def test_a_directory_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> N
 def test_only_json_and_safetensors_are_written(tmp_path: Path) -> None:
     save(Checkpoints(tmp_path, keep=1), 1)
     names = sorted(path.name for path in (tmp_path / "00000001.1").iterdir())
-    assert names == ["complete.json", "position.json", "trainer-00000.safetensors"]
+    assert names == ["complete.json", "position.json", "trainer.safetensors"]
     marker = json.loads((tmp_path / "00000001.1" / "complete.json").read_text())
     assert sorted(marker["files"]) == names[1:]
