@@ -222,13 +222,13 @@ class Intake:
                 del self.consumed[rollout]
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds of the intake, JSON-able. Rollouts not yet consumed are read again."""
+        """What a checkpoint holds of the intake, JSON-able: a copy. Rollouts not yet consumed are read again."""
         return {
             "next_index": self.gate.next_index,
             "outstanding": sorted(entry.index for entry in self.gate.outstanding.values()),
             "position": self.position,
             "last_sequence": self.last_sequence,
-            "consumed": self.consumed,
+            "consumed": dict(self.consumed),
             "lineage": self.lineage.starts,
         }
 

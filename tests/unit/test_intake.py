@@ -174,6 +174,17 @@ def test_position_is_the_oldest_rollout_still_needed():
     assert i.position == 14
 
 
+def test_a_checkpoint_holds_the_moment_it_was_taken():
+    """It is written while the next batch is already taken: what that consumes must be read again after a kill."""
+    i = intake()
+    for index in (0, 1):
+        i.offer(rollout("train-0", index), 1 + index, 0, 0.0)
+    state = i.state()
+    before = json.dumps(state)
+    assert i.take(0)[0] is not None
+    assert json.dumps(state) == before
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_a_learner_killed_anywhere_trains_everything_once(seed):
     """A random order of arrivals with duplicates, a checkpoint every few steps, kills in between."""
