@@ -208,7 +208,10 @@ class Learner:
         return not info.num_pending and not info.num_ack_pending
 
     async def _discard(self, drops: list[Drop]) -> None:
-        """Publish what became no gradient, and let the gate admit in its place."""
+        """Publish what became no gradient, and let the gate admit in its place.
+
+        A group whose members were all dropped one by one closes without a drop of its own: the gate is always asked.
+        """
         for drop in drops:
             for rollout in drop.rollout_ids:
                 self.traces.pop(rollout, None)
@@ -216,8 +219,7 @@ class Learner:
             message = discard(self.run_name, drop, generation=self.generation, version=self.version)
             key = f"{self.run_name}.{self.generation}.{drop.task_id}.{drop.reason}.{'.'.join(drop.rollout_ids[:1])}"
             await self.service.bus.publish(subjects.DISCARD, message, id=key, run=self.run_name)
-        if drops:
-            self.room.set()
+        self.room.set()
 
     # -- training ------------------------------------------------------------------------------------------------
 
