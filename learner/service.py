@@ -126,7 +126,7 @@ class Learner:
         """Evaluate, train, evaluate."""
         self.service.spawn(self._beat(), "liveness")
         if self.version == 0:
-            log.info("evaluated", version=0, score=await self._evaluate())
+            await self._evaluate()
         if self.version < self.settings.steps and not self.service.stopping.is_set():
             loops = (self._receive, self._admit, self._expire, self._wake_on_stop)
             tasks = [self.service.spawn(loop(), loop.__name__) for loop in loops]
@@ -138,10 +138,12 @@ class Learner:
                 for task in tasks:
                     task.cancel()
         if self.version >= self.settings.steps and not self.service.stopping.is_set():
-            log.info("evaluated", version=self.version, score=await self._evaluate())
+            await self._evaluate()
 
-    async def _evaluate(self) -> float | None:
-        return await evaluate(self.service, self.settings, self.generation, self.version)
+    async def _evaluate(self) -> None:
+        score = await evaluate(self.service, self.settings, self.generation, self.version)
+        if score is not None:
+            log.info("evaluated", version=self.version, mean_reward=score)
 
     # -- prompts out ---------------------------------------------------------------------------------------------
 
@@ -289,20 +291,25 @@ class Learner:
     async def _settle(self) -> None:
         """Bring the last version and its checkpoint to safety."""
         await self._published()
+        await self._saved()
         if self.checkpoints.newest_version() != self.version:
             await self._checkpoint()
-        if self.saving is not None:
-            await self.saving
+            await self._saved()
 
     async def _checkpoint(self) -> None:
         """Write weights, optimizer, random state and intake of this very moment; the disk is not waited for."""
         position = self.intake.state()
         with self.stopwatch.busy("checkpoint"):
             snapshot = await self.thread.run(self.trainer.state)
+        await self._saved()
+        self.saving = self.service.spawn(self._save(self.version, snapshot, position), "checkpoint")
+
+    async def _saved(self) -> None:
+        """At most one checkpoint is being written: a disk slower than the training is waited for here."""
         if self.saving is not None:
             with self.stopwatch.idle("save"):
                 await self.saving
-        self.saving = self.service.spawn(self._save(self.version, snapshot, position), "checkpoint")
+            self.saving = None
 
     async def _save(self, version: int, snapshot: dict[str, Any], position: dict[str, Any]) -> None:
         await asyncio.to_thread(self.checkpoints.save, version, snapshot, position)
