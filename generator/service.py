@@ -10,10 +10,11 @@ import asyncio
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import structlog
 from transformers import PreTrainedTokenizerFast
@@ -26,8 +27,8 @@ from generator.environments import Environment, Item, environment
 from generator.rollouts import Completion, rollout_of, sampling_seed
 from generator.settings import GeneratorSettings
 from infra import instruments, models, weights
-from infra.blobs import BlobCorrupt, BlobMissing
-from infra.bus import PublishFailed, QueueFull, Received
+from infra.blobs import BlobError
+from infra.bus import PublishFailed, QueueFull, Received, Unavailable
 from infra.errors import UserError
 from infra.grading import Grader
 from infra.policies import PolicyStore
@@ -36,6 +37,8 @@ from infra.service import Service
 from infra.work import Reject, Retry, work
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 RETRY_SECONDS = 1.0  # before another generator, or this one, takes a task whose policy has not come here
 
@@ -51,7 +54,7 @@ async def main(service: Service) -> None:
         service.not_ready("waiting for the first policy")
         policies = PolicyStore(service.bus, service.settings.run.name)
         async with aclosing(policies.follow(service.instance)) as versions:
-            first = await _first(service, versions)
+            first = await _unless_stopped(service, anext(versions))
             if first is None:
                 return
             with tempfile.TemporaryDirectory(prefix="tailrace-model-") as folder:
@@ -61,12 +64,11 @@ async def main(service: Service) -> None:
             try:
                 grader = Grader(sandbox, settings.verifier_seconds)
                 generator = Generator(service, settings, policies, engine, tokenizer, grader, environments)
-                await generator.load(first)
                 loops = [
-                    service.spawn(generator.follow(versions), "policies"),
+                    service.spawn(generator.follow(first, versions), "policies"),
                     service.spawn(generator.report(), "reports"),
                 ]
-                service.ready(f"version {first.policy.version}")
+                await _unless_stopped(service, generator.has_policy())
                 await generator.work()
                 for loop in loops:
                     loop.cancel()
@@ -77,17 +79,19 @@ async def main(service: Service) -> None:
         await sandbox.close()
 
 
-async def _first(service: Service, versions: AsyncGenerator[PolicyVersion]) -> PolicyVersion | None:
-    """The newest policy, or None if the service is stopped before there is one."""
-    waiting = asyncio.ensure_future(anext(versions))
-    while not waiting.done() and not service.stopping.is_set():
-        service.beat()
-        await asyncio.wait({waiting}, timeout=1.0)
-    if waiting.done():
-        return waiting.result()
-    waiting.cancel()
-    await asyncio.wait({waiting})
-    return None
+async def _unless_stopped(service: Service, waited_for: Awaitable[T]) -> T | None:
+    """What was waited for, or None if the service is asked to stop first."""
+    waiting = asyncio.ensure_future(waited_for)
+    stopping = asyncio.ensure_future(service.stopping.wait())
+    try:
+        await asyncio.wait({waiting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if waiting.done():
+            return waiting.result()
+        waiting.cancel()
+        await asyncio.wait({waiting})
+        return None
+    finally:
+        stopping.cancel()
 
 
 class Generator:
@@ -119,13 +123,23 @@ class Generator:
 
     # -- policies in ---------------------------------------------------------------------------------------------
 
-    async def follow(self, versions: AsyncGenerator[PolicyVersion]) -> None:
+    async def follow(self, first: PolicyVersion, versions: AsyncGenerator[PolicyVersion]) -> None:
         """Load each newer policy while requests are in flight. One that cannot be read is skipped for the next."""
+        await self._try(first)
         async for version in versions:
-            try:
-                await self.load(version)
-            except (BlobMissing, BlobCorrupt, InvalidMessage, EngineError) as error:
-                log.error("policy not loaded", version=version.policy.version, error=str(error))
+            await self._try(version)
+
+    async def _try(self, version: PolicyVersion) -> None:
+        try:
+            await self.load(version)
+        except (BlobError, InvalidMessage, EngineError, Unavailable) as error:
+            log.error("policy not loaded", version=version.policy.version, error=str(error))
+
+    async def has_policy(self) -> None:
+        """Return when the engine holds a policy: from then on there is a point in taking tasks."""
+        async with self.loaded:
+            await self.loaded.wait_for(lambda: self.engine.policy is not None)
+        self.service.ready(f"version {self.engine.policy.version if self.engine.policy else None}")
 
     async def load(self, version: PolicyVersion) -> None:
         """Fetch, verify and swap in one policy."""
@@ -256,6 +270,8 @@ class Generator:
             if not stats.inflight or stats.tokens > before.tokens:
                 self.service.beat()
             before = stats
+            if self.engine.policy is None:
+                continue
             report = self._report(run)
             instruments.generator_idle(report.idle_seconds / max(report.wall_seconds, 1e-9))
             try:
@@ -267,7 +283,7 @@ class Generator:
 
     def _report(self, run: str) -> GeneratorReport:
         stats, policy = self.engine.stats, self.engine.policy
-        assert policy is not None, "reports start after the first load"
+        assert policy is not None, "reports start with the first policy"
         wall = 0.0 if self.started is None else time.monotonic() - self.started
         busy = stats.busy_seconds - self.before_start.busy_seconds if self.started is not None else 0.0
         load = stats.load_seconds - self.before_start.load_seconds if self.started is not None else 0.0

@@ -15,7 +15,7 @@ import structlog
 
 from contracts.subjects import KV_LEASES, LEASE_TTL
 from infra.bus import Bus
-from infra.connection import Unavailable
+from infra.connection import QueueFull, Unavailable
 from infra.errors import UserError
 
 log = structlog.get_logger(__name__)
@@ -59,7 +59,7 @@ class Lease:
             try:
                 if await self._still_ours():
                     continue
-            except Unavailable as error:
+            except (Unavailable, QueueFull) as error:  # a renewal that ended here would never notice the loss
                 log.warning("lease not renewed", key=self._key, reason=str(error))
                 continue
             log.error("lease lost", key=self._key, generation=self.generation)

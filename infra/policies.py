@@ -51,7 +51,7 @@ class PolicyStore:
         bundle: str,
         parent: PolicyRef | None,
     ) -> PolicyVersion:
-        """Store weights, announce them, and move the head to them. Doing it again with the same weights is harmless.
+        """Store weights, move the head to them, and announce them. Doing it again with the same weights is harmless.
 
         Raises `StalePolicy` if the head is newer, or if it has the same generation and version with other weights;
         `QueueFull` if the store is full.
@@ -61,20 +61,21 @@ class PolicyStore:
         head = await self.head()
         _check_order(policy, head)
         if head is not None and head.policy == policy:
-            return head
-        await self._blobs.put(data, known_digest=digest)
-        message = PolicyVersion(
-            run=self._run,
-            policy=policy,
-            tensors=tensors,
-            size=data.nbytes,
-            bundle=bundle,
-            parent=parent,
-            published_ns=time.time_ns(),
-        )
+            message = head
+        else:
+            await self._blobs.put(data, known_digest=digest)
+            message = PolicyVersion(
+                run=self._run,
+                policy=policy,
+                tensors=tensors,
+                size=data.nbytes,
+                bundle=bundle,
+                parent=parent,
+                published_ns=time.time_ns(),
+            )
+            await self._move_head(message)
         id = f"{self._run}.policy.{generation}.{version}.{digest}"
         await self._bus.publish(POLICY_PUBLISHED, message, id=id, run=self._run)
-        await self._move_head(message)
         return message
 
     async def put_bundle(self, files: dict[str, bytes]) -> str:
@@ -96,19 +97,20 @@ class PolicyStore:
     async def follow(self, consumer: str) -> AsyncGenerator[PolicyVersion, None]:
         """The newest policy now, then each newer one; those that were overtaken meanwhile are skipped.
 
-        Never goes back to an older generation. Close it (`contextlib.aclosing`) when you stop early.
+        What is newest is said by the head alone, announcements only wake: whatever is announced, this never goes back
+        to an older generation and never to a version that no learner made the head. Close it (`contextlib.aclosing`)
+        when you stop early.
         """
-        newest = await self.head()
-        if newest is not None:
-            yield newest
-        reader = self._bus.read(POLICY_PUBLISHED, kind=PolicyVersion, last=True, consumer=consumer, run=self._run)
-        async with aclosing(reader):
-            async for received in reader:
-                if newest is not None and _order(received.message) <= _order(newest):
-                    continue
+        newest: PolicyVersion | None = None
+        read = self._bus.read(POLICY_PUBLISHED, kind=PolicyVersion, last=True, consumer=consumer, run=self._run)
+        async with aclosing(read) as announcements:
+            head = await self.head()
+            while True:
+                if head is not None and (newest is None or _order(head) > _order(newest)):
+                    newest = head
+                    yield head
+                await anext(announcements)
                 head = await self.head()
-                newest = max((received.message, head or received.message), key=_order)
-                yield newest
 
     async def fetch(self, policy: PolicyVersion) -> bytearray:
         """The weight bytes, verified. Raises as `BlobStore.get`, or `InvalidMessage` if their size is not as announced.

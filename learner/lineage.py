@@ -17,8 +17,12 @@ class Lineage:
         self.starts = starts
 
     def extended(self, generation: int, version: int) -> Lineage:
-        """The lineage of a learner of `generation` that continues from `version`."""
-        return Lineage([*self.starts, (generation, version)])
+        """The lineage of a learner of `generation` that continues from `version`.
+
+        Generations in between continued from there as well: one that had got further would have left a checkpoint.
+        """
+        newer = range(self.starts[-1][0] + 1, generation + 1)
+        return Lineage([*self.starts, *((each, version) for each in newer)])
 
     def staleness(self, policy: PolicyRef, version: int) -> int | None:
         """Versions between `policy` and the learner's `version`; None if the weights do not descend from `policy`."""

@@ -128,6 +128,8 @@ class Learner:
         if self.version == 0:
             await self._evaluate()
         if self.version < self.settings.steps and not self.service.stopping.is_set():
+            if self.intake.gate.outstanding:  # the tasks of the learner before
+                self.stopwatch.start()
             loops = (self._receive, self._admit, self._expire, self._wake_on_stop)
             tasks = [self.service.spawn(loop(), loop.__name__) for loop in loops]
             try:
