@@ -33,3 +33,10 @@ def test_version_zero_of_any_generation_is_the_same_start():
     fresh = Lineage([(1, 0), (2, 0)])
     assert fresh.staleness(policy(0, 1), 3) == 3
     assert fresh.staleness(policy(1, 1), 3) is None
+
+
+@pytest.mark.parametrize(("version", "expected"), [(9, None), (10, 2), (11, None)])
+def test_a_learner_that_left_no_checkpoint_started_where_the_next_one_does(version, expected):
+    resumed = Lineage([(1, 0)]).extended(4, 10)
+    for generation in (2, 3):
+        assert resumed.staleness(policy(version, generation), 12) == expected
