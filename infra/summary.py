@@ -23,7 +23,12 @@ SLACK = 5.0  # seconds, on top of it
 NS = 1e9
 
 # A verifier that failed says nothing about the answer: such an item is left out of the comparison.
-ACCURACY = {m.Outcome.OK: 1.0, m.Outcome.WRONG: 0.0, m.Outcome.NO_ANSWER: 0.0, m.Outcome.TRUNCATED: 0.0}
+ACCURACY: dict[str, float] = {
+    m.Outcome.OK: 1.0,
+    m.Outcome.WRONG: 0.0,
+    m.Outcome.NO_ANSWER: 0.0,
+    m.Outcome.TRUNCATED: 0.0,
+}
 
 
 @dataclass(frozen=True)

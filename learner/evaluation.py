@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import aclosing
+from statistics import fmean
 from typing import Any
 
 import structlog
@@ -12,6 +13,7 @@ import structlog
 from contracts import subjects
 from contracts.messages import Purpose, Rollout
 from infra.service import Service
+from infra.summary import ACCURACY
 from learner.settings import LearnerSettings
 from learner.tasks import evaluation_task, publish_task
 
@@ -21,7 +23,7 @@ PROGRESS_SECONDS = 5.0
 
 
 async def evaluate(service: Service, settings: LearnerSettings, generation: int, version: int) -> float | None:
-    """Have every held-out item sampled with `version` and return the share that is right.
+    """Have every held-out item sampled with `version` and return the share that is right, of those the verifier judged.
 
     Results that are already on the bus, from a learner that died while it waited, count; only missing ones are asked
     for. None if evaluation is off, the service is stopping, or the deadline passes first.
@@ -30,7 +32,7 @@ async def evaluate(service: Service, settings: LearnerSettings, generation: int,
     tasks = [evaluation_task(run, settings, generation, version, item) for item in range(settings.evaluation.prompts)]
     if not tasks:
         return None
-    scores: dict[str, float] = {}
+    scores: dict[str, float | None] = {}  # by task; None where the verifier failed
     wanted = {task.id for task in tasks}
 
     async def collect() -> None:
@@ -41,7 +43,7 @@ async def evaluate(service: Service, settings: LearnerSettings, generation: int,
             async for received in rollouts:
                 rollout = received.message
                 if rollout.task_id in wanted:
-                    scores[rollout.task_id] = rollout.reward or 0.0
+                    scores[rollout.task_id] = ACCURACY.get(rollout.outcome)
                 if len(scores) == len(wanted):
                     return
 
@@ -69,4 +71,5 @@ async def evaluate(service: Service, settings: LearnerSettings, generation: int,
         for each in running:
             each.cancel()
         await asyncio.wait(running)
-    return sum(scores.values()) / len(wanted) if len(scores) == len(wanted) else None
+    judged = [score for score in scores.values() if score is not None]
+    return fmean(judged) if judged and len(scores) == len(wanted) else None
