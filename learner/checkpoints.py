@@ -57,9 +57,10 @@ class Checkpoints:
         """
         try:
             self._save(version, trainer, position)
-        except OSError as error:
+        except (OSError, SafetensorError) as error:  # a full disk is the one or the other
+            reason = getattr(error, "strerror", None) or error
             raise UserError(
-                f"checkpoint directory {self.directory}: {error.strerror}; free space or make it writable"
+                f"checkpoint directory {self.directory}: {reason}; free space or make it writable"
             ) from error
 
     def latest(self) -> Checkpoint | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -179,6 +180,19 @@ def test_a_directory_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> N
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"checkpoint directory .* free space or make it writable"):
         save(Checkpoints(tmp_path / "file", keep=1), 1)
+
+
+def test_a_disk_that_refuses_the_tensors_is_one_sentence_and_the_former_checkpoint_stays(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path, keep=1)
+    save(store, 1)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64 * 1024, before[1]))
+    try:
+        with pytest.raises(UserError, match=r"checkpoint directory .* free space or make it writable"):
+            store.save(2, {"model.a": torch.zeros(100_000)}, {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert_holds(store, 1)
 
 
 def test_only_json_and_safetensors_are_written(tmp_path: Path) -> None:
