@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from learner.objectives import Inputs
-from learner.objectives.base import ratio
+from learner.objectives.base import LOG_RATIO_BOUND, ratio
 
 
 class Tally:
@@ -28,7 +28,7 @@ class Tally:
     def start(self, start_BT: Tensor, behaviour_BT: Tensor, mask_BT: Tensor) -> None:
         """Add tokens scored by the policy of the step's start."""
         inputs = Inputs.of(start_BT, start_BT, behaviour_BT, start_BT[:, 0], mask_BT)
-        log_BT = inputs.proximal_BT - inputs.behaviour_BT
+        log_BT = (inputs.proximal_BT - inputs.behaviour_BT).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
         ratio_BT = ratio(inputs.proximal_BT, inputs.behaviour_BT) * inputs.mask_BT
         self._start["tokens"] += inputs.mask_BT.sum()
         self._start["ratio"] += ratio_BT.sum()
