@@ -73,6 +73,7 @@ class Reason(StrEnum):
     TASK_EXPIRED = "task_expired"  # no rollout arrived within the task's deadline
     LATE = "late"  # arrived after its group was closed
     DUPLICATE = "duplicate"  # this rollout id was consumed before
+    FOREIGN_TOKENS = "foreign_tokens"  # token ids that the learner's model does not have
     OVER_BUDGET = "over_budget"  # longer than one training micro-batch may be
     UNKNOWN_TASK = "unknown_task"  # no learner of this run published its task
 

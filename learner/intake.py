@@ -67,11 +67,14 @@ class Intake:
     after it that are already trained or dropped, so that reading again trains nothing twice.
     """
 
-    def __init__(self, gate: AdmissionGate, lineage: Lineage, *, max_staleness: int, token_budget: int) -> None:
+    def __init__(
+        self, gate: AdmissionGate, lineage: Lineage, *, max_staleness: int, token_budget: int, vocabulary: int
+    ) -> None:
         self.gate = gate
         self.lineage = lineage
         self.max_staleness = max_staleness
-        self.token_budget = token_budget
+        self.token_budget = token_budget  # longest rollout that can be trained on
+        self.vocabulary = vocabulary  # token ids are below it
         self.groups: dict[str, Group] = {}  # every group that is neither trained nor dropped, by task
         self.ready: list[Group] = []  # those of them that wait for a batch, in the order they became ready
         self.last_sequence = 0
@@ -111,6 +114,8 @@ class Intake:
         length = rollout.tokens.shape[0]
         if length > self.token_budget:
             reason, detail = Reason.OVER_BUDGET, f"{length} tokens, a forward pass may have {self.token_budget}"
+        elif (largest := int(rollout.tokens.array().max())) >= self.vocabulary:
+            reason, detail = Reason.FOREIGN_TOKENS, f"token {largest}, the model has {self.vocabulary}"
         elif rollout.reward is None:
             reason, detail = Reason.UNSCORED, f"the verifier said {rollout.outcome}"
         elif self.lineage.staleness(rollout.oldest, version) is None:

@@ -107,7 +107,13 @@ class Learner:
         gate = AdmissionGate(settings.max_staleness, settings.groups_per_step, settings.steps)
         # Version 0 is made from model and seed alone, so an earlier generation's version 0 is an ancestor too.
         lineage = Lineage([(earlier, 0) for earlier in range(1, generation + 1)])
-        intake = Intake(gate, lineage, max_staleness=settings.max_staleness, token_budget=settings.token_budget)
+        intake = Intake(
+            gate,
+            lineage,
+            max_staleness=settings.max_staleness,
+            token_budget=min(settings.token_budget, trainer.window),
+            vocabulary=trainer.vocabulary,
+        )
         checkpoint = await asyncio.to_thread(Checkpoints(_directory(service), settings.keep_checkpoints).latest)
         if checkpoint is not None:
             await thread.run(trainer.load_state, checkpoint.trainer)
@@ -304,16 +310,15 @@ class Learner:
         with self.stopwatch.busy("checkpoint"):
             snapshot = await self.thread.run(self.trainer.state)
         await self._saved()
-        self.saving = self.service.spawn(self._save(self.version, snapshot, position), "checkpoint")
+        saving = self._save(self.version, snapshot, position, self.publishing)
+        self.saving = self.service.spawn(saving, "checkpoint")
 
-    async def _saved(self) -> None:
-        """At most one checkpoint is being written: a disk slower than the training is waited for here."""
-        if self.saving is not None:
-            with self.stopwatch.idle("save"):
-                await self.saving
-            self.saving = None
-
-    async def _save(self, version: int, snapshot: dict[str, Any], position: dict[str, Any]) -> None:
+    async def _save(
+        self, version: int, snapshot: dict[str, Any], position: dict[str, Any], publishing: asyncio.Task[None] | None
+    ) -> None:
+        """The version and its report are out before its checkpoint counts: what is resumed from has been announced."""
+        if publishing is not None:
+            await publishing
         await asyncio.to_thread(self.checkpoints.save, version, snapshot, position)
         log.info("checkpoint", version=version)
 

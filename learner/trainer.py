@@ -72,6 +72,16 @@ class Trainer:
         self._random = torch.Generator().manual_seed(seed)
 
     @property
+    def vocabulary(self) -> int:
+        """Token ids that the model knows are below it."""
+        return int(self._model.get_input_embeddings().num_embeddings)
+
+    @property
+    def window(self) -> int:
+        """Longest sequence the model can hold, in tokens."""
+        return int(self._model.config.max_position_embeddings)
+
+    @property
     def published_dtype(self) -> torch.dtype:
         """What weights are rounded to when they leave the trainer: the precision its forward pass computes in."""
         return torch.bfloat16 if self._settings.precision == "bf16" else torch.float32

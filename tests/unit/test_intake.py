@@ -3,9 +3,11 @@
 import json
 import random
 
+import numpy as np
 import pytest
 
 from contracts.messages import PolicySegment, Reason
+from contracts.tensors import Tensor
 from learner.gate import AdmissionGate, training_id
 from learner.intake import Intake
 from learner.lineage import Lineage
@@ -13,7 +15,8 @@ from tests.unit.builders import policy, rollout
 
 
 def intake(*, bound: int = 2, groups: int = 1, steps: int = 100, budget: int = 100, version: int = 0) -> Intake:
-    made = Intake(AdmissionGate(bound, groups, steps), Lineage([(1, 0)]), max_staleness=bound, token_budget=budget)
+    gate = AdmissionGate(bound, groups, steps)
+    made = Intake(gate, Lineage([(1, 0)]), max_staleness=bound, token_budget=budget, vocabulary=1000)
     made.gate.admit(version)
     return made
 
@@ -48,6 +51,7 @@ def test_batches_are_made_in_the_order_groups_become_ready():
     [
         ({"reward": None, "outcome": "verifier_timeout"}, Reason.UNSCORED),
         ({"length": 101}, Reason.OVER_BUDGET),
+        ({"tokens": Tensor.of(np.array([1, 2, 3, 4, 1000], np.int32))}, Reason.FOREIGN_TOKENS),
         ({"generation": 7}, Reason.LOST_POLICY),
         ({"version": 3}, Reason.LOST_POLICY),
     ],
@@ -197,7 +201,7 @@ def test_a_learner_killed_anywhere_trains_everything_once(seed):
 
     def fresh() -> Intake:
         gate = AdmissionGate(bound, groups, steps)
-        return Intake(gate, Lineage([(1, 0)]), max_staleness=steps, token_budget=100)
+        return Intake(gate, Lineage([(1, 0)]), max_staleness=steps, token_budget=100, vocabulary=1000)
 
     trained: list[list[str]] = []  # per version of the surviving line
     checkpoint = (0, json.dumps(fresh().state()))
