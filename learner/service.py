@@ -313,6 +313,13 @@ class Learner:
         saving = self._save(self.version, snapshot, position, self.publishing)
         self.saving = self.service.spawn(saving, "checkpoint")
 
+    async def _saved(self) -> None:
+        """At most one checkpoint is being written: a disk slower than the training is waited for here."""
+        if self.saving is not None:
+            with self.stopwatch.idle("save"):
+                await self.saving
+            self.saving = None
+
     async def _save(
         self, version: int, snapshot: dict[str, Any], position: dict[str, Any], publishing: asyncio.Task[None] | None
     ) -> None:
