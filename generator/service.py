@@ -197,6 +197,9 @@ class Generator:
     async def _handle(self, received: Received[Task]) -> None:
         """One task: wait for its policy, sample the group, score it, publish every rollout. Returning acks the task."""
         task = received.message
+        if task.group_size > self.settings.max_requests:  # before anything is counted or made in that number
+            limit = f"generator.max_requests is {self.settings.max_requests}"
+            raise Reject("bad_task", f"task {task.id}: asks for a group of {task.group_size}, {limit}")
         if task.purpose == Purpose.TRAIN and self.started is None:
             self.started, self.before_start = time.monotonic(), self.engine.stats
         instruments.queue_age(subjects.TASK.template, (time.time_ns() - task.issued_ns) / 1e9)

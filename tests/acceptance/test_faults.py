@@ -222,7 +222,11 @@ async def test_poison_on_every_subject_becomes_dead_letters(cluster):
             id="odd", run=c.run, purpose=Purpose.TRAIN, environment="no-such-environment", seed=1, group_size=2,
             sampling=rollout.sampling,
         )  # fmt: skip
-        await c.bus.publish(subjects.TASK, unknown, id=f"{c.run}.odd", run=c.run, purpose=Purpose.TRAIN, pool="default")
+        vast = msgspec.structs.replace(unknown, id="vast", environment="reverse-text", group_size=10**9)
+        for task in (vast, unknown):
+            await c.bus.publish(
+                subjects.TASK, task, id=f"{c.run}.{task.id}", run=c.run, purpose=Purpose.TRAIN, pool="default"
+            )
         assert await c.finish() == 0
         assert_sound(await c.summary(), steps=6)
         letters = await dead_letters(c)
@@ -231,6 +235,7 @@ async def test_poison_on_every_subject_becomes_dead_letters(cluster):
                 p[:100] for p in payloads
             } or (len({letter.sequence for letter in letters if letter.subject == where[name]}) >= len(payloads)), name
         assert any("no-such-environment" in letter.reason for letter in letters)
+        assert any("a group of 1000000000" in letter.reason for letter in letters)
         assert all(letter.reason for letter in letters)
         trained = {r for step in await messages(c, subjects.STEP, run=c.run) for r in step.rollout_ids}
         assert "odd.0" not in trained
