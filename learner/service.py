@@ -151,7 +151,7 @@ class Learner:
     async def _evaluate(self) -> None:
         score = await evaluate(self.service, self.settings, self.generation, self.version)
         if score is not None:
-            log.info("evaluated", version=self.version, mean_reward=score)
+            log.info("evaluated", version=self.version, accuracy=score)
 
     # -- prompts out ---------------------------------------------------------------------------------------------
 
