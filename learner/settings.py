@@ -72,7 +72,9 @@ class LearnerSettings(Section):
     threads: int = Field(0, ge=0, description="CPU threads of torch; 0 = torch's choice")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, …")
     group_deadline: float = Field(60.0, gt=0, description="seconds from a group's first rollout until it is closed")
-    task_deadline: float = Field(300.0, gt=0, description="seconds from a task's publication until it is given up")
+    task_deadline: float = Field(
+        300.0, gt=0, description="seconds from the first sign that nobody works on a task until it is given up"
+    )
     keep_versions: int = Field(4, ge=2, description="weight versions kept in the store")
     checkpoint_every: int = Field(10, ge=1, description="steps between checkpoints")
     keep_checkpoints: int = Field(2, ge=1, description="checkpoints kept on disk")
