@@ -255,6 +255,8 @@ class Generator:
             subjects.ROLLOUT, rollout, id=f"{task.run}.{rollout.id}", run=task.run, purpose=task.purpose
         )
         self.outcomes[rollout.outcome] += 1
+        if rollout.reward is not None:
+            instruments.reward(rollout.reward, rollout.environment)
 
     # -- reports out ---------------------------------------------------------------------------------------------
 
