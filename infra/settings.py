@@ -14,7 +14,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, create_model, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from infra.errors import UserError
@@ -47,6 +47,13 @@ class NatsSettings(Section):
     credentials: Path | None = Field(None, description="path of a .creds file, instead of user and password")
     connect_timeout: float = Field(20.0, gt=0, description="seconds to wait for the server at start")
     manage_streams: bool = Field(True, description="create streams and consumers at start where they are missing")
+
+    @field_validator("url")
+    @classmethod
+    def _holds_no_secret(cls, url: str) -> str:
+        if "@" in url:  # the address is logged and shown
+            raise ValueError("must not contain a user or password; give nats.user and nats.password instead")
+        return url
 
 
 class TelemetrySettings(Section):
@@ -153,6 +160,6 @@ def _sentence(error: ValidationError, path: Path | None) -> str:
         message = re.sub(r"^Extra inputs are not permitted$", "no such setting", item["msg"])
         variable = PREFIX + key.upper().replace(".", "__")
         where = f"variable {variable}" if variable in os.environ else f"run file {path}" if path else "settings"
-        secret = "password" in key or item["type"] == "extra_forbidden"
+        secret = "password" in key or item["type"] == "extra_forbidden" or "@" in str(item["input"])
         parts.append(f"{where}: {key}: {message}" + ("" if secret else f", got {item['input']!r}"))
     return "; ".join(parts)

@@ -78,6 +78,13 @@ def test_passwords_are_not_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert "hunter2" not in to_toml(load())
 
 
+def test_an_address_with_a_password_is_refused_without_showing_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TAILRACE_NATS__URL", "nats://me:hunter2@example.internal:4222")
+    with pytest.raises(UserError, match=r"TAILRACE_NATS__URL: nats.url: .*give nats.user and nats.password") as caught:
+        load()
+    assert "hunter2" not in str(caught.value)
+
+
 def test_environment_wins_over_the_file_key_by_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('[learner]\nsteps = 3\nmodel = "tiny"\n')
