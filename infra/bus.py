@@ -193,6 +193,8 @@ class Bus:
                 await self.bury(raw, stream=channel.stream, consumer=consumer, code=error.code, reason=str(error))
                 return None
             except Unavailable as error:  # its blob is out of reach for now, which says nothing about the message
+                if self.connection.closed:
+                    raise
                 log.info("reading waits for the server", reason=str(error))
 
     # --- facts about streams ------------------------------------------------------------------------------------------
