@@ -98,19 +98,18 @@ class PolicyStore:
         """The newest policy now, then each newer one; those that were overtaken meanwhile are skipped.
 
         What is newest is said by the head alone, announcements only wake: whatever is announced, this never goes back
-        to an older generation and never to a version that no learner made the head. Close it (`contextlib.aclosing`)
-        when you stop early.
+        to an older generation and never to a version that no learner made the head. A server that is away is waited
+        for, however long it takes. Close it (`contextlib.aclosing`) when you stop early.
         """
         newest: PolicyVersion | None = None
         read = self._bus.read(POLICY_PUBLISHED, kind=PolicyVersion, last=True, consumer=consumer, run=self._run)
         async with aclosing(read) as announcements:
-            head = await self.head()
             while True:
+                head = await self._head_at_last()
                 if head is not None and (newest is None or _order(head) > _order(newest)):
                     newest = head
                     yield head
                 await anext(announcements)
-                head = await self.head()
 
     async def fetch(self, policy: PolicyVersion) -> bytearray:
         """The weight bytes, verified. Raises as `BlobStore.get`, or `InvalidMessage` if their size is not as announced.
@@ -155,6 +154,18 @@ class PolicyStore:
             return codec.decode(entry[0], PolicyVersion), entry[1]
         except ContractError as error:
             raise InvalidMessage(f"key {self._head_key}: {error}") from error
+
+    async def _head_at_last(self) -> PolicyVersion | None:
+        told = False
+        while True:
+            try:
+                return await self.head()
+            except Unavailable as error:
+                if self._bus.connection.closed:
+                    raise
+                if not told:
+                    log.warning("following waits for the server", error=str(error))
+                    told = True
 
     @property
     def _head_key(self) -> str:

@@ -36,14 +36,15 @@ class Action(Enum):
     ABORT = "abort"  # a person has to act; the run ends
 
 
-def decide(code: int, *, completes: bool) -> Action:
+def decide(code: int, *, completes: bool, proven: bool) -> Action:
     """What to do when a process exits by itself with `code` (negative: killed by that signal).
 
-    `completes`: the run is done when this process is.
+    `completes`: the run is done when this process is. `proven`: an earlier life of it was healthy, so its settings are
+    fine and what it complains about, such as a server that is away, may pass.
     """
     if code == 0:
         return Action.COMPLETE if completes else Action.LEAVE
-    return Action.ABORT if code == EXIT_USER_ERROR else Action.RESTART
+    return Action.ABORT if code == EXIT_USER_ERROR and not proven else Action.RESTART
 
 
 class Backoff:
@@ -115,7 +116,7 @@ class Supervisor:
     async def run(self) -> None:
         """Start every process and return when the run is complete. All of them are stopped then, also on cancellation.
 
-        Raises `UserError` when a process exits with code 2, or fails too often in a row.
+        Raises `UserError` when a process exits with code 2 before it was ever healthy, or fails too often in a row.
         """
         self._logs.mkdir(parents=True, exist_ok=True)
         watchers = {asyncio.create_task(self._keep(child)) for child in self._children}
@@ -134,19 +135,23 @@ class Supervisor:
 
     async def _keep(self, child: Child) -> Action:
         """Run one process, again and again, until its exit means something else."""
-        backoff = Backoff()
+        backoff, proven = Backoff(), False
         log = self._logs / f"{child.instance}.log"
         while True:
             started = time.monotonic()
             size = log.stat().st_size if log.exists() else 0
             code = await self._live(child, log)
-            action = decide(code, completes=child.service == self._completes)
+            lived = time.monotonic() - started
+            sentence = _sentence(log, size, child.service) if code == EXIT_USER_ERROR else ""
+            action = decide(code, completes=child.service == self._completes, proven=proven)
             if action is Action.ABORT:
-                raise UserError(_sentence(log, size, child.service) or f"{child.instance} exited with 2; see {log}")
+                raise UserError(sentence or f"{child.instance} exited with 2; see {log}")
             if action is not Action.RESTART:
                 return action
-            delay = backoff.failed(time.monotonic() - started)
+            proven = proven or lived >= Backoff.HEALTHY
+            delay = backoff.failed(lived)
             how = f"was killed by {_signal(-code)}" if code < 0 else f"exited with code {code}"
+            how += f" ({sentence})" if sentence else ""
             if delay is None:
                 raise UserError(f"{child.instance} failed {backoff.failures} times in a row and {how}; see {log}")
             self._say(f"{child.instance} {how}; restarting in {delay:g} s; see {log.name}")

@@ -14,6 +14,7 @@ from contracts.messages import PolicyRef, PolicyVersion, TensorSpec
 from contracts.subjects import POLICY_PUBLISHED, WEIGHTS
 from infra.blobs import BlobCorrupt, BlobMissing, BlobStore
 from infra.bus import Bus
+from infra.connection import Connection
 from infra.policies import PolicyStore, StalePolicy
 from infra.server import EmbeddedServer
 from tests.integration.helpers import first, publish_raw
@@ -121,6 +122,24 @@ async def test_a_follower_never_goes_back_to_an_older_generation(bus: Bus, run: 
         newer = await publish(store, 3, generation=2)
         async with asyncio.timeout(10):
             assert await waiting == newer
+
+
+async def test_a_follower_waits_out_a_server_that_is_away(
+    server: EmbeddedServer, store: PolicyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Connection.call, "__kwdefaults__", {"patience": 0.2})  # instead of a minute
+    await publish(store, 0)
+    server.kill()
+    try:
+        async with aclosing(store.follow("follower")) as versions:
+            waiting = asyncio.ensure_future(anext(versions))
+            await asyncio.sleep(1.0)
+            assert not waiting.done()
+            server.start()
+            async with asyncio.timeout(20):
+                assert (await waiting).policy.version == 0
+    finally:
+        server.start()
 
 
 async def test_a_poisoned_announcement_stops_nobody(bus: Bus, run: str, store: PolicyStore) -> None:

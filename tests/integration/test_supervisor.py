@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from infra.errors import UserError
-from infra.supervisor import Child, Supervisor
+from infra.supervisor import Backoff, Child, Supervisor
 
 LIMIT = 30.0  # seconds after which a test has failed
 
@@ -93,6 +93,23 @@ async def test_a_user_error_ends_the_run_with_its_sentence(tmp_path: Path) -> No
     with pytest.raises(UserError, match=r"^no such model$"):
         await asyncio.wait_for(running, LIMIT)
     assert made.pids == {}
+
+
+async def test_a_user_error_of_one_that_was_healthy_may_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It works for a while, dies, finds no server when it comes back, and then does."""
+    monkeypatch.setattr(Backoff, "HEALTHY", 0.0)
+    lives = tmp_path / "lives"
+    code = (
+        f"import pathlib, sys; lives = pathlib.Path({str(lives)!r})\n"
+        "before = len(lives.read_text()) if lives.exists() else 0\n"
+        "lives.write_text('x' * (before + 1))\n"
+        "if before == 1: print('tailrace learner: no server', file=sys.stderr)\n"
+        "sys.exit([1, 2, 0][before])"
+    )
+    made, said = supervisor(tmp_path, child("learner-1", code), child("generator-1", FOREVER))
+    await asyncio.wait_for(made.run(), LIMIT)
+    assert lives.read_text() == "xxx"
+    assert "exited with code 2 (no server); restarting" in said[1]
 
 
 async def test_cancellation_stops_all_and_kills_the_stubborn(tmp_path: Path) -> None:

@@ -10,21 +10,23 @@ from infra.supervisor import Action, Backoff, children, decide
 
 
 @pytest.mark.parametrize(
-    ("code", "completes", "action"),
+    ("code", "completes", "proven", "action"),
     [
-        (0, True, Action.COMPLETE),
-        (0, False, Action.LEAVE),
-        (1, True, Action.RESTART),
-        (1, False, Action.RESTART),
-        (2, True, Action.ABORT),
-        (2, False, Action.ABORT),
-        (-signal.SIGKILL, True, Action.RESTART),
-        (-signal.SIGTERM, False, Action.RESTART),
-        (137, False, Action.RESTART),
+        (0, True, False, Action.COMPLETE),
+        (0, False, True, Action.LEAVE),
+        (1, True, False, Action.RESTART),
+        (1, False, True, Action.RESTART),
+        (2, True, False, Action.ABORT),
+        (2, False, False, Action.ABORT),
+        (2, True, True, Action.RESTART),
+        (2, False, True, Action.RESTART),
+        (-signal.SIGKILL, True, False, Action.RESTART),
+        (-signal.SIGTERM, False, True, Action.RESTART),
+        (137, False, False, Action.RESTART),
     ],
 )
-def test_decide(code: int, completes: bool, action: Action) -> None:
-    assert decide(code, completes=completes) is action
+def test_decide(code: int, completes: bool, proven: bool, action: Action) -> None:
+    assert decide(code, completes=completes, proven=proven) is action
 
 
 def test_backoff_doubles_up_to_its_limit_and_then_gives_up() -> None:
