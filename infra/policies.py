@@ -38,8 +38,9 @@ class PolicyStore:
         self._bus = bus
         self._run = run
         self._blobs = BlobStore(bus.connection, WEIGHTS, run)
-        self._versions: dict[PolicyRef, str] = {}  # known versions whose blobs may exist -> their bundle
+        self._versions: dict[PolicyRef, str] = {}  # the newest known versions -> their bundle
         self._seen: int | None = None  # stream sequence up to which `_versions` is complete
+        self._bundle: tuple[str, bytes] | None = None  # digest and content of the one put last
 
     async def publish(
         self,
@@ -53,6 +54,7 @@ class PolicyStore:
     ) -> PolicyVersion:
         """Store weights, move the head to them, and announce them. Doing it again with the same weights is harmless.
 
+        The bundle that was put last goes with it again where the store has lost it: it expires, the run may not.
         Raises `StalePolicy` if the head is newer, or if it has the same generation and version with other weights;
         `QueueFull` if the store is full.
         """
@@ -64,6 +66,8 @@ class PolicyStore:
             message = head
         else:
             await self._blobs.put(data, known_digest=digest)
+            if self._bundle is not None and self._bundle[0] == bundle:
+                await self._blobs.put(self._bundle[1], known_digest=bundle)
             message = PolicyVersion(
                 run=self._run,
                 policy=policy,
@@ -80,11 +84,15 @@ class PolicyStore:
 
     async def put_bundle(self, files: dict[str, bytes]) -> str:
         """Store what a generator needs besides weights (configuration, tokenizer) and return its digest."""
-        return await self._blobs.put(msgpack.packb(dict(sorted(files.items())), use_bin_type=True))
+        data = msgpack.packb(dict(sorted(files.items())), use_bin_type=True)
+        digest = await self._blobs.put(data)
+        self._bundle = digest, data
+        return digest
 
     async def get_bundle(self, digest: str) -> dict[str, bytes]:
         """The files of a bundle by name. Raises as `BlobStore.get`, or `InvalidMessage`."""
-        data = await self._blobs.get(digest, timeout=FETCH_SECONDS)
+        async with self._reading(digest):
+            data = await self._blobs.get(digest, timeout=FETCH_SECONDS)
         files = codec.unpack(memoryview(data))
         if not all(isinstance(name, str) and isinstance(content, bytes) for name, content in files.items()):
             raise InvalidMessage(f"bundle {digest}: not a map of file names to bytes")
@@ -124,27 +132,23 @@ class PolicyStore:
         return data
 
     async def collect(self, keep: int) -> int:
-        """Delete the weights of versions beyond the newest `keep`, and bundles only they used; return how many blobs.
+        """Delete every blob but those of the newest `keep` versions and what is being read; return how many.
 
-        Spares what is being read, and what a kept version shares.
+        So what a learner stored and did not live to announce goes as well. For a learner that is not publishing.
         """
+        surplus = await self._blobs.list()  # looked at first: what is announced after it is not among them
         await self._learn_versions()
         newest = sorted(self._versions, reverse=True)[:keep]
-        head = await self.head()
-        kept = {policy.digest for policy in newest} | {self._versions[policy] for policy in newest}
-        if head is not None:
-            kept |= {head.policy.digest, head.bundle}
-        stored = await self._blobs.list()
-        deleted: set[str] = set()
-        for policy in [policy for policy in self._versions if policy not in newest]:
-            blobs = {policy.digest, self._versions[policy]} - kept - deleted
-            if blobs & await self._being_read():
-                continue  # next time
-            for digest in blobs & stored:
+        self._versions = {policy: self._versions[policy] for policy in newest}
+        surplus -= {policy.digest for policy in newest} | set(self._versions.values())
+        if (head := await self.head()) is not None:
+            surplus -= {head.policy.digest, head.bundle}
+        deleted = 0
+        for digest in surplus:
+            if digest not in await self._being_read():  # or else next time
                 await self._blobs.delete(digest)
-                deleted.add(digest)
-            del self._versions[policy]
-        return len(deleted)
+                deleted += 1
+        return deleted
 
     async def _head(self) -> tuple[PolicyVersion | None, int]:
         entry = await self._bus.get(self._head_key)

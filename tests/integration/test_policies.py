@@ -213,6 +213,28 @@ async def test_a_restarted_learner_collects_what_the_former_one_left(bus: Bus, r
     assert len(await blobs.list()) == 2
 
 
+async def test_weights_that_were_never_announced_go_as_well(store: PolicyStore, blobs: BlobStore) -> None:
+    orphan = await blobs.put(weights(77))  # by a learner that was killed before it moved the head
+    published = await publish(store, 0)
+    assert await store.collect(keep=2) == 1
+    assert await blobs.list() == {published.policy.digest, published.bundle}
+    assert orphan not in await blobs.list()
+
+
+async def test_a_bundle_that_the_store_has_lost_is_put_again(store: PolicyStore, blobs: BlobStore) -> None:
+    published = await publish(store, 0)
+    await blobs.delete(published.bundle)  # as its expiry does
+    newer = await store.publish(
+        generation=1,
+        version=1,
+        data=memoryview(weights(1001)),
+        tensors=published.tensors,
+        bundle=published.bundle,
+        parent=None,
+    )
+    assert await store.get_bundle(newer.bundle) == BUNDLE
+
+
 async def test_shared_blobs_stay_while_one_user_is_kept(store: PolicyStore, blobs: BlobStore) -> None:
     """Version 2 has the weights of version 0, and version 1 a bundle of its own."""
     shared = await publish(store, 0, seed=5)
