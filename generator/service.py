@@ -40,7 +40,7 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
-RETRY_SECONDS = 1.0  # before another generator, or this one, takes a task whose policy has not come here
+RETRY_SECONDS = 1.0  # before another generator, or this one, takes a task whose sampling failed
 
 
 async def main(service: Service) -> None:
@@ -157,13 +157,15 @@ class Generator:
         return policy is not None and (policy.generation, policy.version) >= (task.generation, task.min_version)
 
     async def _wait_for_policy(self, task: Task) -> None:
-        """Return when the engine holds a policy the task allows; `Retry` when none comes in time."""
-        try:
-            async with asyncio.timeout(self.settings.policy_wait), self.loaded:
-                await self.loaded.wait_for(lambda: self._has(task))
-        except TimeoutError:
-            log.warning("no policy for task", task=task.id, needed=task.min_version, loaded=self.engine.policy)
-            raise Retry(RETRY_SECONDS) from None
+        """Return when the engine holds a policy the task allows.
+
+        Without a limit: that none comes, as while the learner is down, is not the task's fault. It is kept alive
+        meanwhile, and given back when the service stops.
+        """
+        if not self._has(task):
+            log.info("waiting for the policy of a task", task=task.id, needed=task.min_version)
+        async with self.loaded:
+            await self.loaded.wait_for(lambda: self._has(task))
 
     # -- tasks in, rollouts out ----------------------------------------------------------------------------------
 
@@ -171,6 +173,7 @@ class Generator:
         """Take tasks of both purposes until asked to stop."""
         service = self.service
         drain = service.settings.service.drain_seconds / 2
+        turn = asyncio.Lock()
 
         async def loop(purpose: Purpose) -> None:
             tokens = {"run": service.settings.run.name, "purpose": purpose.value, "pool": self.settings.pool}
@@ -182,6 +185,7 @@ class Generator:
                 slots=slots,
                 stopping=service.stopping,
                 drain=drain,
+                turn=turn,
                 **tokens,
             )
 

@@ -20,4 +20,3 @@ class GeneratorSettings(Section):
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, …")
     verifiers: int = Field(1, ge=1, description="verifier processes")
     verifier_seconds: float = Field(5.0, gt=0, description="time limit of one verification")
-    policy_wait: float = Field(60.0, gt=0, description="longest wait for the policy a task asks for")

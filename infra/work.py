@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
@@ -20,13 +20,14 @@ from infra.bootstrap import ensure_consumer
 from infra.bus import Bus, Received, Unusable
 from infra.connection import Unavailable
 from infra.errors import UserError
-from infra.pull import NANOSECONDS, ConsumerLost, Pull, Raw
+from infra.pull import EXPIRES_SECONDS, NANOSECONDS, ConsumerLost, Pull, Raw
 
 log = structlog.get_logger(__name__)
 
-POLL_SECONDS = 0.1  # how soon a slot that became free elsewhere is noticed
+POLL_SECONDS = 0.1  # how soon a slot that became free elsewhere is noticed, and how long a turn lasts
 PAUSE_SECONDS = 0.5  # before a lost consumer is asked again
 SETTLE_PATIENCE = 120.0  # acknowledging over reconnects; later, the message would have been delivered again anyway
+DEADLY = 4  # times `max_deliver` deliveries: a message that nobody lives to finish or to give up
 GIVE_BACK_SECONDS = 3.0  # for all messages together, when stopping
 RETRY_SECONDS_MAX = 30.0
 
@@ -58,36 +59,50 @@ async def work(
     slots: Callable[[], int] | int,
     stopping: asyncio.Event,
     drain: float,
+    turn: asyncio.Lock | None = None,
     **tokens: str,
 ) -> None:
     """Handle a work queue's messages, each in its own task, until `stopping` is set.
 
     Never holds more messages than there are slots. Where `slots` is a function it says how many handlers could start
-    now, beside those that have. A handler that returns has its message acknowledged; `Retry` and unexpected errors give
-    it back after a delay; `Reject`, an unusable message, and one delivered more than `durable.max_deliver` times become
-    dead letters. After `stopping`, handlers have `drain` seconds; what is left is cancelled and given back at once.
+    now, beside those that have. Workers that share slots share `turn`: they ask one after the other, for a moment each,
+    so that no slot is promised twice. A handler that returns has its message acknowledged; `Retry` and unexpected errors give
+    it back after a delay; `Reject` and an unusable message become dead letters. After `stopping`, handlers have `drain`
+    seconds; what is left is cancelled and given back at once.
+
+    The server counts every delivery, also one that ended with a worker that was stopped, which says nothing about the
+    message. So it becomes a dead letter only when a handler fails at its delivery `durable.max_deliver` or later, and
+    unseen after `DEADLY` times as many: then it kills its workers. A handler may take as long as it likes.
     Raises `UserError` if the consumer is missing, differs from the catalogue, or is deleted.
     """
     await ensure_consumer(bus, durable, create=False, **tokens)
-    await _Worker(bus, durable, handler, slots, durable.name(**tokens)).run(stopping, drain)
+    await _Worker(bus, durable, handler, slots, turn, durable.name(**tokens)).run(stopping, drain)
 
 
 @dataclass
 class _Job:
     raw: Raw  # of the latest delivery: that is the one to acknowledge
     task: asyncio.Task[None] | None = None
-    handed: bool = False  # to the handler: from then on a `slots` function counts it
+    handed: asyncio.Event = field(default_factory=asyncio.Event)  # to the handler: now a `slots` function counts it
 
 
 class _Worker:
     def __init__(
-        self, bus: Bus, durable: Durable, handler: Handler, slots: Callable[[], int] | int, consumer: str
+        self,
+        bus: Bus,
+        durable: Durable,
+        handler: Handler,
+        slots: Callable[[], int] | int,
+        turn: asyncio.Lock | None,
+        consumer: str,
     ) -> None:
         self._bus = bus
         self._durable = durable
         self._channel = durable.channel
         self._handler = handler
         self._slots = slots
+        self._turn = turn or asyncio.Lock()
+        self._expires = EXPIRES_SECONDS if turn is None else POLL_SECONDS
         self._consumer = consumer
         self._jobs: dict[int, _Job] = {}  # by stream sequence
 
@@ -123,21 +138,25 @@ class _Worker:
 
     async def _take(self, pull: Pull, stop: asyncio.Future[Any]) -> None:
         while not stop.done():
-            if pull.remaining == 0:
-                free = self._free()
-                if free <= 0:
-                    waited = {stop, *(job.task for job in self._jobs.values() if job.task is not None)}
-                    await asyncio.wait(waited, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            async with self._turn:
+                if (free := self._free()) > 0:
+                    await self._ask(pull, free, stop)
                     continue
-                await pull.request(free)
+            waited = {stop, *(job.task for job in self._jobs.values() if job.task is not None)}
+            await asyncio.wait(waited, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _ask(self, pull: Pull, free: int, stop: asyncio.Future[Any]) -> None:
+        """One request from beginning to end, until everything it brought is counted where `slots` are counted."""
+        await pull.request(free, expires=self._expires)
+        while pull.remaining and not stop.done():
             raw = await pull.next(stop)
             if raw is not None:
                 self._start(raw)
+        for job in list(self._jobs.values()):
+            await job.handed.wait()
 
     def _free(self) -> int:
-        if not callable(self._slots):
-            return self._slots - len(self._jobs)
-        return self._slots() - sum(not job.handed for job in self._jobs.values())
+        return self._slots() if callable(self._slots) else self._slots - len(self._jobs)
 
     def _start(self, raw: Raw) -> None:
         job = self._jobs.get(raw.sequence)
@@ -147,7 +166,10 @@ class _Worker:
         instruments.consumed(self._channel.template, 1, self._consumer)
         self._jobs[raw.sequence] = job = _Job(raw)
         job.task = asyncio.create_task(self._process(job), name=f"{self._consumer} {raw.sequence}")
-        job.task.add_done_callback(lambda _: self._jobs.pop(raw.sequence))
+        job.task.add_done_callback(lambda _: self._forget(raw.sequence))
+
+    def _forget(self, sequence: int) -> None:
+        self._jobs.pop(sequence).handed.set()  # it may have ended before
 
     async def _process(self, job: _Job) -> None:
         beating = asyncio.create_task(self._beat(job))
@@ -164,12 +186,12 @@ class _Worker:
     async def _outcome(self, job: _Job) -> bytes:
         """Handle a message and return the acknowledgement that it gets."""
         raw, last = job.raw, job.raw.deliveries >= self._durable.max_deliver
-        if raw.deliveries > self._durable.max_deliver:  # whoever had it before did not live to give it up
+        if raw.deliveries > DEADLY * self._durable.max_deliver:
             return await self._bury(job, "max_deliveries", f"delivered {raw.deliveries} times and never finished")
         try:
             received = await self._bus.open(raw, self._channel.message)
             with telemetry.consumer_span(self._channel.template, raw.headers):
-                job.handed = True
+                job.handed.set()
                 await self._handler(received)
         except Unusable as error:
             return await self._bury(job, error.code, str(error))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from contracts import codec, subjects
-from contracts.messages import BlobManifest, DeadLetter, Discard, Purpose, Reason, Rollout, Task
+from contracts.messages import BlobManifest, DeadLetter, Discard, Purpose, Reason, Rollout, Sampling, Task
 from infra.policies import PolicyStore
 from tests.acceptance.cluster import Cluster
 
@@ -78,6 +78,28 @@ async def test_a_learner_killed_at_the_worst_moment_resumes(cluster, moment):
         assert all(len(content) == 1 for content in digests.values()), "one id, one content"
         tasks = {m.task_id for m in await messages(c, subjects.ROLLOUT, run=c.run, purpose=Purpose.TRAIN)}
         assert {f"train-{i}" for i in range(8 * 4)} <= tasks, "no prompt was skipped"
+
+
+async def test_a_task_whose_policy_is_not_there_yet_is_held(cluster):
+    """However long the learner is down: the policy comes with the one that takes over."""
+    async with cluster(LEARNER__STEPS=8) as c:
+        c.start("generator-1")
+        c.start("learner")
+        await c.until_logged("learner", "step", version=2)
+        c.kill("learner")
+        head = (await PolicyStore(c.bus, c.run).head()).policy
+        task = Task(
+            id="early", run=c.run, purpose=Purpose.EVAL, environment="reverse-text", seed=1, group_size=1,
+            sampling=Sampling(max_tokens=4), generation=head.generation, min_version=head.version + 1,
+        )  # fmt: skip
+        await c.bus.publish(subjects.TASK, task, id="early", run=c.run, purpose=Purpose.EVAL, pool="default")
+        await c.until_logged("generator-1", "waiting for the policy of a task", task="early")
+        c.start("learner")
+        assert await c.finish() == 0
+        rollouts = await messages(c, subjects.ROLLOUT, run=c.run, purpose=Purpose.EVAL)
+        (early,) = [rollout for rollout in rollouts if rollout.task_id == "early"]
+        assert early.segments[0].policy.generation == head.generation + 1
+        assert await dead_letters(c) == []
 
 
 async def test_everybody_survives_the_death_of_the_server(cluster):

@@ -20,7 +20,7 @@ from infra.bootstrap import ensure_consumer
 from infra.bus import Bus, Received
 from infra.errors import UserError
 from infra.server import EmbeddedServer
-from infra.work import Reject, Retry, work
+from infra.work import DEADLY, Reject, Retry, work
 from tests.integration.helpers import dead_letters, publish_raw, until
 
 QUICK = Durable("{run}-{purpose}-{pool}", TASK, ack_wait=1.2, max_deliver=2)
@@ -41,9 +41,9 @@ def task(run: str, number: int) -> Task:
 class Queue:
     """The tasks of one pool of one run, and a worker on them."""
 
-    def __init__(self, bus: Bus, run: str, durable: Durable, pool: str) -> None:
+    def __init__(self, bus: Bus, run: str, durable: Durable, pool: str, purpose: str = "train") -> None:
         self.bus, self.run, self.durable = bus, run, durable
-        self.tokens = {"run": run, "purpose": "train", "pool": pool}
+        self.tokens = {"run": run, "purpose": purpose, "pool": pool}
         self.name = durable.name(**self.tokens)
 
     async def add(self, numbers: range) -> None:
@@ -61,11 +61,16 @@ class Queue:
 
     @asynccontextmanager
     async def worker(
-        self, handler: Callable[[Received[Any]], Awaitable[None]], *, slots: Any = 4, drain: float = 5.0
+        self,
+        handler: Callable[[Received[Any]], Awaitable[None]],
+        *,
+        slots: Any = 4,
+        drain: float = 5.0,
+        turn: asyncio.Lock | None = None,
     ) -> AsyncIterator[asyncio.Event]:
         stopping = asyncio.Event()
         running = asyncio.create_task(
-            work(self.bus, self.durable, handler, slots=slots, stopping=stopping, drain=drain, **self.tokens)
+            work(self.bus, self.durable, handler, slots=slots, stopping=stopping, drain=drain, turn=turn, **self.tokens)
         )
         try:
             yield stopping
@@ -119,6 +124,37 @@ async def test_it_never_holds_more_than_its_slots(queue: Queue, kind: str) -> No
         assert (info.num_ack_pending or 0) <= 3
         assert await queue.empty()
     assert most == 3
+
+
+async def test_workers_that_share_slots_never_hold_more_than_there_are(bus: Bus, run: str, queue: Queue) -> None:
+    queues = [queue, Queue(bus, run, TASK_WORKERS, "default", purpose="eval")]
+    held = 0
+    most: list[int] = []  # both queues together, as their consumers see it
+
+    async def handler(got: Received[Task]) -> None:
+        nonlocal held
+        held += 1
+        infos = [await bus.consumer_info(TASK.stream, queue.name) for queue in queues]
+        most.append(max(held, sum(info.num_ack_pending or 0 for info in infos)))
+        await asyncio.sleep(0.05)
+        held -= 1
+
+    for each in queues:
+        await each.add(range(12))
+    turn = asyncio.Lock()
+
+    def slots() -> int:
+        return 3 - held
+
+    async with queues[0].worker(handler, slots=slots, turn=turn), queues[1].worker(handler, slots=slots, turn=turn):
+        for each in queues:
+            assert await each.empty()
+        await queue.add(range(12, 13))  # one that comes while both wait
+        assert await queue.empty()
+    assert len(most) == 25
+    # A handler's slot is free a moment before its message is acknowledged.
+    assert max(most) <= 2 * 3
+    assert held == 0
 
 
 async def test_no_slots_no_messages(queue: Queue) -> None:
@@ -198,13 +234,36 @@ async def test_a_task_that_kills_its_workers_is_not_tried_for_ever(quick: Queue)
     await quick.add(range(1))
     jetstream = quick.bus.connection.client.jetstream()
     doomed = await jetstream.pull_subscribe_bind(quick.name, TASK.stream)
-    for _ in range(QUICK.max_deliver):  # as often, somebody takes it and is never heard of again
-        assert len(await doomed.fetch(1, timeout=4)) == 1
+    for _ in range(DEADLY * QUICK.max_deliver):  # as often, somebody takes it and does not finish it
+        (message,) = await doomed.fetch(1, timeout=4)
+        await message.nak()
     await doomed.unsubscribe()
     async with quick.worker(handler):
         assert await quick.empty()
     (letter,) = await dead_letters(quick.bus, quick.run)
-    assert letter.code == "max_deliveries" and letter.deliveries == QUICK.max_deliver + 1
+    assert letter.code == "max_deliveries" and letter.deliveries == DEADLY * QUICK.max_deliver + 1
+
+
+async def test_workers_that_stop_are_not_held_against_a_task(quick: Queue) -> None:
+    done: list[str] = []
+
+    async def handler(got: Received[Task]) -> None:
+        done.append(got.message.id)
+
+    await quick.add(range(1))
+    for _ in range(QUICK.max_deliver + 1):
+        started = asyncio.Event()
+
+        async def endless(got: Received[Task], started: asyncio.Event = started) -> None:
+            started.set()
+            await asyncio.sleep(60)
+
+        async with quick.worker(endless, drain=0.1):
+            await started.wait()
+    async with quick.worker(handler):
+        assert await quick.empty()
+    assert done == ["task-0"]
+    assert await dead_letters(quick.bus, quick.run) == []
 
 
 async def test_long_work_is_kept_alive(quick: Queue) -> None:
