@@ -1,8 +1,10 @@
 """Checkpoints that are either whole or not there.
 
-A checkpoint is a folder `NNNNNNNN.A`: version and attempt. It is written under another name, forced to disk, renamed,
-and only then marked complete; the marker lists every file with its size and sha256. Whatever instant the process dies
-at, the newest marked folder is usable, and what has no marker, or does not match it, is ignored and later removed.
+A checkpoint is a folder `GGGGGG-VVVVVVVV.A`: learner generation, version and attempt; the newest is that of the newest
+generation, so that a learner which was fenced off and goes on writing is never resumed from. It is written under
+another name, forced to disk, renamed, and only then marked complete; the marker lists every file with its size and
+sha256. Whatever instant the process dies at, the newest marked folder is usable, and what has no marker, or does not
+match it, is ignored and later removed.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ MARKER = "complete.json"
 POSITION = "position.json"
 UNFINISHED = "unfinished-"
 TENSORS = "trainer.safetensors"
-NAME = re.compile(r"(\d{8,})\.(\d+)")
+NAME = re.compile(r"(\d{6,})-(\d{8,})\.(\d+)")
 
 
 @dataclass(frozen=True)
@@ -45,9 +47,10 @@ class Checkpoint:
 class Checkpoints:
     """The checkpoints in one directory; one process at a time may save to it."""
 
-    def __init__(self, directory: Path, keep: int) -> None:
+    def __init__(self, directory: Path, keep: int, generation: int = 0) -> None:
         self.directory = directory
         self.keep = keep  # newest complete checkpoints that `save` leaves
+        self.generation = generation  # of the learner that saves
 
     def save(self, version: int, trainer: Mapping[str, Tensor], position: Mapping[str, Any]) -> None:
         """Write a checkpoint from a snapshot that nobody changes meanwhile, then remove those not kept.
@@ -72,16 +75,12 @@ class Checkpoints:
                 log.warning("checkpoint is damaged, taking an older one", checkpoint=str(folder), error=str(error))
         return None
 
-    def newest_version(self) -> int | None:
-        """The version of the newest complete checkpoint, by its marker alone; None without one."""
-        return next((_key(folder)[0] for folder in self._marked()), None)
-
     def _save(self, version: int, trainer: Mapping[str, Tensor], position: Mapping[str, Any]) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
         for remains in self.directory.glob(f"{UNFINISHED}*"):  # of a save that did not end
             shutil.rmtree(remains)
-        attempts = [attempt for found, attempt in map(_key, self._folders()) if found == version]
-        name = f"{version:08d}.{max(attempts, default=0) + 1}"
+        same = [attempt for *found, attempt in map(_key, self._folders()) if found == [self.generation, version]]
+        name = f"{self.generation:06d}-{version:08d}.{max(same, default=0) + 1}"
         unfinished = self.directory / (UNFINISHED + name)
         unfinished.mkdir()
         (unfinished / POSITION).write_text(json.dumps(position))
@@ -119,9 +118,9 @@ class Checkpoints:
         return [folder for folder in self._folders() if (folder / MARKER).is_file()]
 
 
-def _key(folder: Path) -> tuple[int, int]:
-    version, attempt = folder.name.split(".")
-    return int(version), int(attempt)
+def _key(folder: Path) -> tuple[int, int, int]:
+    generation, version, attempt = map(int, re.split("[-.]", folder.name))
+    return generation, version, attempt
 
 
 def _read(folder: Path) -> Checkpoint:

@@ -11,7 +11,7 @@ from typing import Any
 import structlog
 
 from contracts import subjects
-from contracts.messages import Purpose, Rollout
+from contracts.messages import PolicyRef, Purpose, Rollout
 from infra.service import Service
 from infra.summary import ACCURACY
 from learner.settings import LearnerSettings
@@ -22,14 +22,14 @@ log = structlog.get_logger(__name__)
 PROGRESS_SECONDS = 5.0
 
 
-async def evaluate(service: Service, settings: LearnerSettings, generation: int, version: int) -> float | None:
-    """Have every held-out item sampled with `version` and return the share that is right, of those the verifier judged.
+async def evaluate(service: Service, settings: LearnerSettings, policy: PolicyRef) -> float | None:
+    """Have every held-out item sampled with `policy` and return the share that is right, of those the verifier judged.
 
     Results that are already on the bus, from a learner that died while it waited, count; only missing ones are asked
     for. None if evaluation is off, the service is stopping, or the deadline passes first.
     """
     run = service.settings.run
-    tasks = [evaluation_task(run, settings, generation, version, item) for item in range(settings.evaluation.prompts)]
+    tasks = [evaluation_task(run, settings, policy, item) for item in range(settings.evaluation.prompts)]
     if not tasks:
         return None
     scores: dict[str, float | None] = {}  # by task; None where the verifier failed
@@ -58,9 +58,9 @@ async def evaluate(service: Service, settings: LearnerSettings, generation: int,
     deadline = time.monotonic() + settings.evaluation.deadline_seconds
     try:
         while not collecting.done() and not stopping.done():
-            log.info("evaluating", version=version, done=len(scores), of=len(wanted))
+            log.info("evaluating", version=policy.version, done=len(scores), of=len(wanted))
             if time.monotonic() > deadline:
-                log.error("evaluation given up", version=version, done=len(scores), of=len(wanted))
+                log.error("evaluation given up", version=policy.version, done=len(scores), of=len(wanted))
                 return None
             pending = [each for each in running if not each.done()]
             await asyncio.wait(pending, timeout=PROGRESS_SECONDS, return_when=asyncio.FIRST_COMPLETED)

@@ -54,29 +54,27 @@ class AdmissionGate:
         self.next_index += 1
         return index
 
-    def arrived(self, task: str, now: float) -> None:
-        """A rollout of an outstanding task has come: older tasks without any have been overtaken."""
-        entry = self.outstanding[task]
-        entry.arrived = True
-        for other in self.outstanding.values():
-            if not other.arrived and other.index < entry.index and other.suspect_since is None:
-                other.suspect_since = now
+    def arrived(self, task: str) -> None:
+        """A rollout of an outstanding task has come."""
+        self.outstanding[task].arrived = True
 
-    def queue_empty(self, now: float) -> None:
-        """Nothing waits in the task queue and no generator holds a task: what has not arrived is suspect."""
+    def observe_queue(self, empty: bool, now: float) -> None:
+        """`empty`: no task waits and no generator holds one, so what has not arrived is suspect; else nothing is."""
         for entry in self.outstanding.values():
-            if not entry.arrived and entry.suspect_since is None:
+            if entry.arrived or not empty:
+                entry.suspect_since = None
+            elif entry.suspect_since is None:
                 entry.suspect_since = now
 
     def expired(self, now: float, deadline: float) -> list[str]:
         """Tasks that have been suspect for longer than `deadline` seconds; the caller closes them.
 
-        While no generator is there at all, tasks wait in the queue and nothing is suspect: no time-out runs.
+        However long a task waits or a generator works on it, it is not suspect: slow prompts are not dropped.
         """
         return [
             task
             for task, entry in self.outstanding.items()
-            if not entry.arrived and entry.suspect_since is not None and now - entry.suspect_since > deadline
+            if entry.suspect_since is not None and now - entry.suspect_since > deadline
         ]
 
     def close(self, task: str) -> None:

@@ -83,7 +83,7 @@ class Intake:
 
     def offer(self, rollout: Rollout, sequence: int, version: int, now: float) -> list[Drop]:
         """Take one rollout from the stream. A group becomes ready with its last rollout."""
-        self.last_sequence = max(self.last_sequence, sequence)
+        self.last_sequence = sequence
         task = rollout.task_id
         if rollout.id in self.consumed:
             replayed = sequence <= self.replay_until
@@ -97,7 +97,7 @@ class Intake:
                 else (Reason.UNKNOWN_TASK, f"no learner of this run published task {task}")
             )
             return [self._consume(task, [arrival], reason, detail)]
-        self.gate.arrived(task, now)
+        self.gate.arrived(task)
         group = self.groups.setdefault(task, Group(task, rollout.group_size, now))
         if rollout.index in group.arrivals:
             return [Drop(task, (rollout.id,), Reason.DUPLICATE, "this rollout is already in its group")]
@@ -137,10 +137,17 @@ class Intake:
             else:
                 drops += self._close(group, f"{len(group.arrivals)} of {group.size} rollouts in {group_deadline:g} s")
         for task in self.gate.expired(now, task_deadline):
-            self.gate.close(task)
-            detail = f"no rollout within {task_deadline:g} s although later tasks arrived or the queue is empty"
-            drops.append(Drop(task, (), Reason.TASK_EXPIRED, detail))
+            detail = f"no rollout within {task_deadline:g} s although the queue is empty and no generator holds it"
+            drops += self.give_up(task, detail)
         return drops
+
+    def give_up(self, task: str, detail: str) -> list[Drop]:
+        """Nobody will do this task. Nothing happens if it is not outstanding, or if a rollout of it has arrived."""
+        entry = self.gate.outstanding.get(task)
+        if entry is None or entry.arrived:
+            return []
+        self.gate.close(task)
+        return [Drop(task, (), Reason.TASK_EXPIRED, detail)]
 
     def take(self, version: int) -> tuple[list[TrainingGroup] | None, list[Drop]]:
         """The batch for the step from `version`, or None while there are not enough groups; and what was dropped.

@@ -8,6 +8,7 @@ the generators. Everything that is decided is decided in `Intake`, `AdmissionGat
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from contextlib import aclosing
 from pathlib import Path
@@ -15,12 +16,11 @@ from typing import Any
 
 import msgspec
 import structlog
-from nats.js.errors import NotFoundError
 
 from contracts import subjects
-from contracts.messages import PolicyRef, Purpose, Rollout, StepReport, TensorSpec
+from contracts.messages import PolicyRef, PolicyVersion, Purpose, Rollout, StepReport, TensorSpec
 from infra import instruments, models, telemetry
-from infra.bus import Unavailable
+from infra.errors import UserError
 from infra.leases import Lease, acquire
 from infra.policies import PolicyStore
 from infra.service import Service
@@ -34,7 +34,7 @@ from learner.packing import Sample, sample_of
 from learner.reports import discard, record_step, step_report
 from learner.settings import LearnerSettings
 from learner.stopwatch import Stopwatch
-from learner.tasks import publish_task, training_task
+from learner.tasks import dead_tasks, publish_task, queue_is_empty, training_task
 from learner.torch_thread import TorchThread
 from learner.trainer import Trainer
 
@@ -83,7 +83,7 @@ class Learner:
         self.intake = intake
         self.run_name = service.settings.run.name
         self.policies = PolicyStore(service.bus, self.run_name)
-        self.checkpoints = Checkpoints(_directory(service), settings.keep_checkpoints)
+        self.checkpoints = Checkpoints(_directory(service), settings.keep_checkpoints, generation)
         self.stopwatch = Stopwatch(time.monotonic)
         self.policy: PolicyRef | None = None
         self.bundle = ""
@@ -95,6 +95,7 @@ class Learner:
         self.training = False
         self.publishing: asyncio.Task[None] | None = None
         self.saving: asyncio.Task[None] | None = None
+        self.saved_version: int | None = None
 
     @classmethod
     async def start(cls, service: Service, settings: LearnerSettings, generation: int) -> Learner:
@@ -124,9 +125,28 @@ class Learner:
         learner = cls(service, settings, generation, trainer, thread, intake)
         learner.bundle = await learner.policies.put_bundle(models.bundle(folder))
         weights = await thread.run(trainer.weights)
+        if checkpoint is None:
+            await learner._check_start(hashlib.sha256(weights[0]).hexdigest())
         await learner._publish_policy(weights, version=trainer.version, parent=None)
         service.ready(f"version {trainer.version}, generation {generation}")
         return learner
+
+    async def _check_start(self, digest: str) -> None:
+        """Raise `UserError` if a run of this name began with other weights: its rollouts are not ours to train on."""
+        begun = self.service.bus.read(
+            subjects.POLICY_PUBLISHED,
+            kind=PolicyVersion,
+            follow=False,
+            consumer=self.service.instance,
+            run=self.run_name,
+        )
+        async with aclosing(begun):
+            async for received in begun:
+                if received.message.policy.version == 0 and received.message.policy.digest != digest:
+                    raise UserError(
+                        f"run {self.run_name!r} began on this server with another model or seed, and there is no "
+                        f"checkpoint in {self.checkpoints.directory}: choose another run.name"
+                    )
 
     async def run(self) -> None:
         """Evaluate, train, evaluate."""
@@ -136,7 +156,7 @@ class Learner:
         if self.version < self.settings.steps and not self.service.stopping.is_set():
             if self.intake.gate.outstanding:  # the tasks of the learner before
                 self.stopwatch.start()
-            loops = (self._receive, self._admit, self._expire, self._wake_on_stop)
+            loops = (self._receive, self._admit, self._expire, self._bury, self._wake_on_stop)
             tasks = [self.service.spawn(loop(), loop.__name__) for loop in loops]
             try:
                 while self.version < self.settings.steps and (batch := await self._next_batch()) is not None:
@@ -149,14 +169,17 @@ class Learner:
             await self._evaluate()
 
     async def _evaluate(self) -> None:
-        score = await evaluate(self.service, self.settings, self.generation, self.version)
+        assert self.policy is not None, "announced at start"
+        score = await evaluate(self.service, self.settings, self.policy)
         if score is not None:
             log.info("evaluated", version=self.version, accuracy=score)
 
     # -- prompts out ---------------------------------------------------------------------------------------------
 
     async def _admit(self) -> None:
-        """Publish prompts whenever the gate has room."""
+        """Publish prompts whenever the gate has room; first, after a resume, those that may never have been out."""
+        for entry in list(self.intake.gate.outstanding.values()):
+            await self._publish_task(entry.index)
         while True:
             self.room.clear()
             for index in self.intake.gate.admit(self.version):
@@ -201,21 +224,20 @@ class Learner:
         while True:
             await asyncio.sleep(IDLE_CHECK)
             now = time.monotonic()
-            if self.intake.gate.outstanding and now - self.last_arrival > IDLE_CHECK and await self._queue_is_empty():
-                self.intake.gate.queue_empty(now)
+            quiet = now - self.last_arrival > IDLE_CHECK
+            self.intake.gate.observe_queue(
+                quiet and await queue_is_empty(self.service.bus, self.run_name, self.settings.pool), now
+            )
             await self._discard(
                 self.intake.expire(now, group_deadline=settings.group_deadline, task_deadline=settings.task_deadline)
             )
             self.arrived.set()
 
-    async def _queue_is_empty(self) -> bool:
-        """Whether no task waits and no generator holds one; False where the server does not say."""
-        durable = subjects.TASK_WORKERS.name(run=self.run_name, purpose=Purpose.TRAIN, pool=self.settings.pool)
-        try:
-            info = await self.service.bus.consumer_info(subjects.TASK.stream, durable)
-        except (Unavailable, NotFoundError):
-            return False
-        return not info.num_pending and not info.num_ack_pending
+    async def _bury(self) -> None:
+        """Give up tasks that became dead letters: no rollout of theirs will come."""
+        async with aclosing(dead_tasks(self.service.bus, self.run_name, self.service.instance)) as dead:
+            async for task, reason in dead:
+                await self._discard(self.intake.give_up(task, f"dead letter: {reason}"))
 
     async def _discard(self, drops: list[Drop]) -> None:
         """Publish what became no gradient, and let the gate admit in its place.
@@ -300,7 +322,7 @@ class Learner:
         """Bring the last version and its checkpoint to safety."""
         await self._published()
         await self._saved()
-        if self.checkpoints.newest_version() != self.version:
+        if self.saved_version != self.version:
             await self._checkpoint()
             await self._saved()
 
@@ -327,6 +349,7 @@ class Learner:
         if publishing is not None:
             await publishing
         await asyncio.to_thread(self.checkpoints.save, version, snapshot, position)
+        self.saved_version = version
         log.info("checkpoint", version=version)
 
     # -- versions out --------------------------------------------------------------------------------------------

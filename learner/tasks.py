@@ -1,15 +1,22 @@
-"""The tasks a learner publishes. The same index gives the same task, whichever learner of the run publishes it."""
+"""The tasks a learner publishes, and what becomes of them in the queue.
+
+The same index gives the same task, whichever learner of the run publishes it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 import structlog
+from nats.js.errors import NotFoundError
 
-from contracts import subjects
-from contracts.messages import Purpose, Sampling, Split, Task
-from infra.bus import QueueFull
+from contracts import codec, subjects
+from contracts.errors import ContractError
+from contracts.messages import DeadLetter, PolicyRef, Purpose, Sampling, Split, Task
+from infra.bus import Bus, QueueFull, Unavailable
 from infra.service import Service
 from infra.settings import RunSettings
 from learner.gate import training_id
@@ -36,10 +43,10 @@ def training_task(run: RunSettings, settings: LearnerSettings, generation: int, 
     )
 
 
-def evaluation_task(run: RunSettings, settings: LearnerSettings, generation: int, version: int, item: int) -> Task:
-    """Held-out item `item`, to be sampled once and greedily with `version`."""
+def evaluation_task(run: RunSettings, settings: LearnerSettings, policy: PolicyRef, item: int) -> Task:
+    """Held-out item `item`, to be sampled once and greedily with `policy`; equal weights ask the same."""
     return Task(
-        id=f"eval-{version}-{item}",
+        id=f"eval-{policy.version}-{policy.digest[:8]}-{item}",
         run=run.name,
         purpose=Purpose.EVAL,
         environment=run.environment,
@@ -47,8 +54,8 @@ def evaluation_task(run: RunSettings, settings: LearnerSettings, generation: int
         group_size=1,
         sampling=Sampling(max_tokens=settings.sampling.max_tokens, temperature=0.0, stop=settings.sampling.stop),
         split=Split.HELDOUT,
-        generation=generation,
-        min_version=version,
+        generation=policy.generation,
+        min_version=policy.version,
         issued_ns=time.time_ns(),
     )
 
@@ -64,3 +71,28 @@ async def publish_task(service: Service, task: Task, pool: str) -> None:
         except QueueFull:
             log.warning("task queue is full, waiting", task=task.id)
             await asyncio.sleep(BACKPRESSURE_PAUSE)
+
+
+async def queue_is_empty(bus: Bus, run: str, pool: str) -> bool:
+    """Whether no training task waits and no generator holds one; False where the server does not say."""
+    try:
+        info = await bus.consumer_info(
+            subjects.TASK.stream, subjects.TASK_WORKERS.name(run=run, purpose=Purpose.TRAIN, pool=pool)
+        )
+    except (Unavailable, NotFoundError):
+        return False
+    return not info.num_pending and not info.num_ack_pending
+
+
+async def dead_tasks(bus: Bus, run: str, consumer: str) -> AsyncGenerator[tuple[str, str], None]:
+    """Id and reason of each task of the run that became a dead letter, from the beginning and without end."""
+    letters = bus.read(subjects.DLQ, kind=DeadLetter, consumer=consumer, stream=subjects.TASK.stream.lower())
+    async with aclosing(letters):
+        async for received in letters:
+            letter = received.message
+            if letter.subject.split(".")[2:3] != [run]:
+                continue
+            try:
+                yield codec.decode(letter.payload, Task).id, letter.reason
+            except ContractError:  # it was never a task
+                continue

@@ -40,12 +40,10 @@ def save(store: Checkpoints, version: int) -> None:
 def test_what_was_saved_is_what_is_read(tmp_path: Path) -> None:
     store = Checkpoints(tmp_path / "deep" / "folder", keep=2)
     assert_holds(store, None)
-    assert store.newest_version() is None
     save(store, 3)
     assert_holds(store, 3)
     save(store, 12)
     assert_holds(Checkpoints(store.directory, keep=2), 12)
-    assert store.newest_version() == 12
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3])
@@ -53,7 +51,7 @@ def test_the_newest_are_kept(tmp_path: Path, keep: int) -> None:
     store = Checkpoints(tmp_path, keep)
     for version in range(5):
         save(store, version)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{v:08d}.1" for v in range(5 - keep, 5)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"000000-{v:08d}.1" for v in range(5 - keep, 5)]
 
 
 def test_saving_a_version_again_replaces_it(tmp_path: Path) -> None:
@@ -63,6 +61,14 @@ def test_saving_a_version_again_replaces_it(tmp_path: Path) -> None:
     found = store.latest()
     assert found is not None and found.position == {"sequence": 8}
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_learner_that_was_fenced_off_is_not_resumed_from(tmp_path: Path) -> None:
+    old, new = Checkpoints(tmp_path, keep=2, generation=1), Checkpoints(tmp_path, keep=2, generation=2)
+    save(old, 10)
+    save(new, 12)
+    save(old, 14)
+    assert_holds(Checkpoints(tmp_path, keep=2), 12)
 
 
 def damage_nothing_written(folder: Path) -> None:
@@ -113,7 +119,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, damage: object) -> 
     store = Checkpoints(tmp_path, keep=2)
     save(store, 1)
     save(store, 2)
-    damage(tmp_path / "00000002.1")  # type: ignore[operator]
+    damage(tmp_path / "000000-00000002.1")  # type: ignore[operator]
     assert_holds(store, 1)
     save(store, 2)  # training reaches the version again
     assert_holds(store, 2)
@@ -166,8 +172,8 @@ def test_a_process_killed_at_any_instant_of_a_save_leaves_a_usable_checkpoint(tm
     versions = []
     for number in range(len(list(tmp_path.iterdir()))):
         store = Checkpoints(tmp_path / str(number), keep=1)
-        versions.append(store.newest_version())
-        assert_holds(store, versions[-1])
+        found = store.latest()
+        versions.append(found.version if found else None)
         save(store, 3)
         assert_holds(store, 3)
         assert len(list(store.directory.iterdir())) == 1, "what the killed process left is cleared away"
@@ -197,7 +203,7 @@ def test_a_disk_that_refuses_the_tensors_is_one_sentence_and_the_former_checkpoi
 
 def test_only_json_and_safetensors_are_written(tmp_path: Path) -> None:
     save(Checkpoints(tmp_path, keep=1), 1)
-    names = sorted(path.name for path in (tmp_path / "00000001.1").iterdir())
+    names = sorted(path.name for path in (tmp_path / "000000-00000001.1").iterdir())
     assert names == ["complete.json", "position.json", "trainer.safetensors"]
-    marker = json.loads((tmp_path / "00000001.1" / "complete.json").read_text())
+    marker = json.loads((tmp_path / "000000-00000001.1" / "complete.json").read_text())
     assert sorted(marker["files"]) == names[1:]

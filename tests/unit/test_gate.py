@@ -51,24 +51,22 @@ def test_staleness_of_a_group_trained_in_order_never_exceeds_the_bound():
         assert version < bound or version - min(admitted_at[i] for i in batch) == bound, "the bound is used"
 
 
-def test_overtaken_tasks_expire_and_waiting_ones_do_not():
+def test_tasks_expire_only_while_the_queue_is_empty_and_nobody_holds_them():
     g = gate()
     g.admit(0)
-    assert g.expired(1e9, 10) == [], "without generators no time-out runs"
-    g.arrived("train-2", now=100.0)
-    assert g.expired(109.0, 10) == []
-    assert g.expired(111.0, 10) == ["train-0", "train-1"]
-    g.arrived("train-0", now=112.0)
-    assert g.expired(113.0, 10) == ["train-1"], "a late sign of life clears the suspicion"
-
-
-def test_an_empty_queue_makes_every_silent_task_suspect():
-    g = gate()
-    g.admit(0)
-    g.arrived("train-3", now=0.0)
-    g.queue_empty(now=50.0)
-    g.queue_empty(now=59.0)
+    g.arrived("train-3")
+    g.observe_queue(False, now=0.0)
+    assert g.expired(1e9, 10) == [], "they wait or are worked on, however long that takes"
+    g.observe_queue(True, now=50.0)
+    g.observe_queue(True, now=59.0)
+    assert g.expired(59.0, 10) == []
     assert g.expired(61.0, 10) == ["train-0", "train-1", "train-2"]
+    g.observe_queue(False, now=62.0)
+    assert g.expired(1e9, 10) == [], "a sign of life clears the suspicion"
+    g.observe_queue(True, now=70.0)
+    g.arrived("train-0")
+    g.observe_queue(True, now=81.0)
+    assert g.expired(81.0, 10) == ["train-1", "train-2"]
 
 
 def test_adopting_issues_everything_up_to_the_seen_task():

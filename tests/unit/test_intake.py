@@ -161,8 +161,19 @@ def test_a_late_member_still_joins_a_group_that_waits():
 def test_tasks_that_nobody_does_are_given_up_and_replaced():
     i = intake(bound=0, groups=2)
     i.offer(rollout("train-1", 0), 1, 0, 0.0)
+    i.gate.observe_queue(True, 0.0)
     drops = i.expire(301.0, group_deadline=1000, task_deadline=300)
     assert reasons(drops) == [(Reason.TASK_EXPIRED, [])]
+    assert i.gate.admit(0) == [2]
+
+
+def test_a_task_that_became_a_dead_letter_is_given_up_at_once():
+    i = intake(bound=0, groups=2)
+    i.offer(rollout("train-1", 0), 1, 0, 0.0)
+    assert reasons(i.give_up("train-0", "dead letter: bad_task")) == [(Reason.TASK_EXPIRED, [])]
+    assert i.give_up("train-0", "again") == []
+    assert i.give_up("train-1", "its rollout has arrived") == []
+    assert i.give_up("train-99", "never published") == []
     assert i.gate.admit(0) == [2]
 
 
