@@ -98,15 +98,18 @@ class Pull:
             with contextlib.suppress(NatsError, OSError):
                 await self._subscription.unsubscribe()
 
-    async def request(self, batch: int, *, max_bytes: int | None = None, wait: bool = True) -> None:
-        """Ask for up to `batch` messages; without `wait`, only for those the stream has now."""
+    async def request(
+        self, batch: int, *, max_bytes: int | None = None, wait: bool = True, expires: float = EXPIRES_SECONDS
+    ) -> None:
+        """Ask for up to `batch` messages within `expires` seconds; without `wait`, only for those there are now."""
         assert self._subscription is not None
         body: dict[str, int | bool] = {"batch": batch}
         if max_bytes is not None:
             body["max_bytes"] = max_bytes
         if wait:
-            body["expires"] = int(EXPIRES_SECONDS * NANOSECONDS)
-            body["idle_heartbeat"] = int(HEARTBEAT_SECONDS * NANOSECONDS)
+            body["expires"] = int(expires * NANOSECONDS)
+            if expires > 2 * HEARTBEAT_SECONDS:
+                body["idle_heartbeat"] = int(HEARTBEAT_SECONDS * NANOSECONDS)
         else:
             body["no_wait"] = True
         if self._lost.done():  # nats-py would send it after reconnecting, for an inbox that is gone by then

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -66,9 +66,9 @@ async def work(
 
     Never holds more messages than there are slots. Where `slots` is a function it says how many handlers could start
     now, beside those that have. Workers that share slots share `turn`: they ask one after the other, for a moment each,
-    so that no slot is promised twice. A handler that returns has its message acknowledged; `Retry` and unexpected errors give
-    it back after a delay; `Reject` and an unusable message become dead letters. After `stopping`, handlers have `drain`
-    seconds; what is left is cancelled and given back at once.
+    so that no slot is promised twice. A handler that returns has its message acknowledged; `Retry` and unexpected
+    errors give it back after a delay; `Reject` and an unusable message become dead letters. After `stopping`, handlers
+    have `drain` seconds; what is left is cancelled and given back at once.
 
     The server counts every delivery, also one that ended with a worker that was stopped, which says nothing about the
     message. So it becomes a dead letter only when a handler fails at its delivery `durable.max_deliver` or later, and
@@ -82,8 +82,8 @@ async def work(
 @dataclass
 class _Job:
     raw: Raw  # of the latest delivery: that is the one to acknowledge
+    handed: asyncio.Future[None]  # done once the handler has it, and a `slots` function counts it, or never will
     task: asyncio.Task[None] | None = None
-    handed: asyncio.Event = field(default_factory=asyncio.Event)  # to the handler: now a `slots` function counts it
 
 
 class _Worker:
@@ -152,8 +152,8 @@ class _Worker:
             raw = await pull.next(stop)
             if raw is not None:
                 self._start(raw)
-        for job in list(self._jobs.values()):
-            await job.handed.wait()
+        while not stop.done() and (waited := {job.handed for job in self._jobs.values() if not job.handed.done()}):
+            await asyncio.wait({stop, *waited}, return_when=asyncio.FIRST_COMPLETED)
 
     def _free(self) -> int:
         return self._slots() if callable(self._slots) else self._slots - len(self._jobs)
@@ -164,12 +164,14 @@ class _Worker:
             job.raw = raw
             return
         instruments.consumed(self._channel.template, 1, self._consumer)
-        self._jobs[raw.sequence] = job = _Job(raw)
+        self._jobs[raw.sequence] = job = _Job(raw, asyncio.get_running_loop().create_future())
         job.task = asyncio.create_task(self._process(job), name=f"{self._consumer} {raw.sequence}")
         job.task.add_done_callback(lambda _: self._forget(raw.sequence))
 
     def _forget(self, sequence: int) -> None:
-        self._jobs.pop(sequence).handed.set()  # it may have ended before
+        job = self._jobs.pop(sequence)
+        if not job.handed.done():
+            job.handed.set_result(None)
 
     async def _process(self, job: _Job) -> None:
         beating = asyncio.create_task(self._beat(job))
@@ -191,7 +193,7 @@ class _Worker:
         try:
             received = await self._bus.open(raw, self._channel.message)
             with telemetry.consumer_span(self._channel.template, raw.headers):
-                job.handed.set()
+                job.handed.set_result(None)
                 await self._handler(received)
         except Unusable as error:
             return await self._bury(job, error.code, str(error))

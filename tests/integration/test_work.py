@@ -129,13 +129,12 @@ async def test_it_never_holds_more_than_its_slots(queue: Queue, kind: str) -> No
 async def test_workers_that_share_slots_never_hold_more_than_there_are(bus: Bus, run: str, queue: Queue) -> None:
     queues = [queue, Queue(bus, run, TASK_WORKERS, "default", purpose="eval")]
     held = 0
-    most: list[int] = []  # both queues together, as their consumers see it
+    seen: list[int] = []
 
     async def handler(got: Received[Task]) -> None:
         nonlocal held
         held += 1
-        infos = [await bus.consumer_info(TASK.stream, queue.name) for queue in queues]
-        most.append(max(held, sum(info.num_ack_pending or 0 for info in infos)))
+        seen.append(held)
         await asyncio.sleep(0.05)
         held -= 1
 
@@ -151,10 +150,7 @@ async def test_workers_that_share_slots_never_hold_more_than_there_are(bus: Bus,
             assert await each.empty()
         await queue.add(range(12, 13))  # one that comes while both wait
         assert await queue.empty()
-    assert len(most) == 25
-    # A handler's slot is free a moment before its message is acknowledged.
-    assert max(most) <= 2 * 3
-    assert held == 0
+    assert len(seen) == 25 and max(seen) <= 3
 
 
 async def test_no_slots_no_messages(queue: Queue) -> None:
