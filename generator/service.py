@@ -223,7 +223,8 @@ class Generator:
     async def _prompt(self, task: Task) -> tuple[Item, list[int]]:
         try:
             if task.environment not in self.environments:
-                self.environments[task.environment] = await asyncio.to_thread(environment, task.environment)
+                made = await asyncio.to_thread(environment, task.environment, files=False)
+                self.environments[task.environment] = made
             item = await asyncio.to_thread(self.environments[task.environment].item, task.seed, Split(task.split))
             return item, models.encode_prompt(self.tokenizer, item.prompt)
         except (UserError, ValueError) as error:

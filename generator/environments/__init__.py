@@ -22,11 +22,12 @@ _MAKERS: dict[str, tuple[Callable[[str], Environment], str | None]] = {
 }
 
 
-def environment(spec: str) -> Environment:
+def environment(spec: str, *, files: bool = True) -> Environment:
     """The environment named by `spec`: `reverse-text`, `quick-facts`, `gym:<task>`, `jsonl:<path>`.
 
     Blocks: a file is read and checked, reasoning_gym is imported (a second). Raises `UserError` on an unknown name, a
-    missing file or a line that cannot be used.
+    missing file or a line that cannot be used. Without `files`, as for a name that came over the bus, one that would
+    read a file of this machine is refused.
     """
     name, colon, argument = spec.partition(":")
     if name not in _MAKERS:
@@ -36,4 +37,6 @@ def environment(spec: str) -> Environment:
         raise UserError(f"environment {spec!r}: nothing may follow {name}")
     if needs is not None and not argument:
         raise UserError(f"environment {spec!r}: needs {needs}")
+    if make is Jsonl and not files:
+        raise UserError(f"environment {spec!r}: a task may name a file only if it is the one of run.environment")
     return make(argument)

@@ -212,6 +212,13 @@ def test_a_wrong_name_is_one_clear_sentence(spec: str, said: str) -> None:
     assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_what_the_bus_names_reads_no_file_of_this_machine(jsonl_file: Path) -> None:
+    for path in (jsonl_file, "/dev/zero"):
+        with pytest.raises(UserError, match=r"only if it is the one of run\.environment"):
+            environment(f"jsonl:{path}", files=False)
+    assert environment("reverse-text", files=False).item(1, Split.TRAIN).prompt
+
+
 def test_an_empty_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text("\n \n")
