@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import time
 
 import msgpack
 import msgspec
@@ -13,6 +12,7 @@ import pytest
 
 from contracts import codec, subjects
 from contracts.messages import BlobManifest, DeadLetter, Discard, Purpose, Reason, Rollout, Sampling, Task
+from infra.deadletters import PAYLOAD_BYTES
 from infra.policies import PolicyStore
 from tests.acceptance.cluster import Cluster
 
@@ -150,9 +150,7 @@ async def test_sigterm_in_mid_generation_gives_tasks_back_in_bounded_time(cluste
         await c.until(lambda: c.logged("learner", "ready"), "learner is ready")
         await asyncio.sleep(0.5)
         c.kill("generator-1", signal.SIGTERM)
-        asked = time.monotonic()
-        assert await c.finish("generator-1", seconds=30) == 0
-        assert time.monotonic() - asked < 20
+        assert await c.finish("generator-1", seconds=20) == 0
         c.start("generator-2")
         assert await c.finish() == 0
         summary = await c.summary()
@@ -245,7 +243,8 @@ async def test_poison_on_every_subject_becomes_dead_letters(cluster):
             sampling=rollout.sampling,
         )  # fmt: skip
         vast = msgspec.structs.replace(unknown, id="vast", environment="reverse-text", group_size=10**9)
-        for task in (vast, unknown):
+        prying = msgspec.structs.replace(unknown, id="prying", environment="jsonl:/dev/zero")
+        for task in (vast, unknown, prying):
             await c.bus.publish(
                 subjects.TASK, task, id=f"{c.run}.{task.id}", run=c.run, purpose=Purpose.TRAIN, pool="default"
             )
@@ -253,11 +252,11 @@ async def test_poison_on_every_subject_becomes_dead_letters(cluster):
         assert_sound(await c.summary(), steps=6)
         letters = await dead_letters(c)
         for name, payloads in poison.items():
-            assert {letter.payload for letter in letters if letter.subject == where[name]} >= {
-                p[:100] for p in payloads
-            } or (len({letter.sequence for letter in letters if letter.subject == where[name]}) >= len(payloads)), name
+            buried = {letter.payload for letter in letters if letter.subject == where[name]}
+            assert buried >= {payload[:PAYLOAD_BYTES] for payload in payloads}, name
         assert any("no-such-environment" in letter.reason for letter in letters)
         assert any("a group of 1000000000" in letter.reason for letter in letters)
+        assert any("'jsonl:/dev/zero': a task may name a file only" in letter.reason for letter in letters)
         assert all(letter.reason for letter in letters)
         trained = {r for step in await messages(c, subjects.STEP, run=c.run) for r in step.rollout_ids}
         assert "odd.0" not in trained
