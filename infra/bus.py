@@ -1,4 +1,4 @@
-"""Messages over JetStream: publish, read, last, and the key-value bucket. Nothing else speaks to the server."""
+"""Messages over JetStream: publish, read, and the key-value bucket. Nothing else speaks to the server."""
 
 from __future__ import annotations
 
@@ -145,23 +145,6 @@ class Bus:
                     instruments.consumed(channel.template, 1, consumer)
                     yield received  # type: ignore[misc]  # `expected` is `kind` where the caller gave one
 
-    async def last(self, channel: Channel, *, consumer: str = "last", **tokens: str) -> Received[Message] | None:
-        """The newest usable message of one subject; None when there is none or the newest cannot be used."""
-        stored = await self._stored(channel.stream, channel.subject(**tokens))
-        if stored is None:
-            return None
-        raw = Raw(
-            subject=stored.subject or "",
-            data=stored.data or b"",
-            headers=stored.headers or {},
-            reply="",
-            sequence=stored.seq or 0,
-            consumer_sequence=0,
-            deliveries=1,
-            time_ns=int(stored.time.timestamp() * 1e9) if stored.time else 0,
-        )
-        return await self._usable(raw, channel, channel.message, consumer)
-
     async def open(self, raw: Raw, kind: type[M]) -> Received[M]:
         """Decode a message, fetching its body where a claim stands for it. Raises `Unusable` or `Unavailable`."""
         try:
@@ -214,10 +197,6 @@ class Bus:
     async def subjects(self, stream: str, filter: str) -> dict[str, int]:
         """How many messages a stream retains on each subject that matches."""
         return await self.connection.subjects(stream, filter)
-
-    async def count(self, channel: Channel, **tokens: str) -> int:
-        """How many messages a channel retains; tokens not given match anything."""
-        return sum((await self.subjects(channel.stream, channel.filter(**tokens))).values())
 
     # --- key-value ----------------------------------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ def _histogram(name: str, unit: str, description: str, buckets: tuple[float, ...
 
 
 def messaging_attributes(template: str, operation: str) -> dict[str, Any]:
-    """The conventions' attributes of an operation (send, receive, process, settle) on a subject template."""
+    """The conventions' attributes of an operation (send, receive, process) on a subject template."""
     return {
         "messaging.system": "nats",
         "messaging.operation.name": operation,

@@ -32,7 +32,7 @@ from infra.settings import Settings
 FILE_INTERVAL_MS = 5000
 FLUSH_SECONDS = 5.0
 
-KINDS = {"send": SpanKind.PRODUCER, "process": SpanKind.CONSUMER, "receive": SpanKind.CLIENT, "settle": SpanKind.CLIENT}
+KINDS = {"send": SpanKind.PRODUCER, "process": SpanKind.CONSUMER}
 
 _providers: list[TracerProvider | MeterProvider] = []
 _files: list[TextIO] = []
@@ -163,16 +163,15 @@ def producer_span(template: str) -> Iterator[Span]:
 
 @contextmanager
 def consumer_span(
-    template: str, headers: Mapping[str, str], *, operation: str = "process", links: Sequence[Mapping[str, str]] = ()
+    template: str, headers: Mapping[str, str], *, links: Sequence[Mapping[str, str]] = ()
 ) -> Iterator[Span]:
     """Span and metrics of consuming from a subject template.
 
     `headers` of the message make its producer the parent; `links` are the headers of a batch's messages, each linked.
-    `operation` is process, receive or settle.
     """
     contexts = (trace.get_current_span(propagate.extract(link)).get_span_context() for link in links)
     parent = propagate.extract(headers) if headers else None
-    with _measured(template, operation, parent, [Link(context) for context in contexts if context.is_valid]) as span:
+    with _measured(template, "process", parent, [Link(context) for context in contexts if context.is_valid]) as span:
         if links:
             span.set_attribute("messaging.batch.message_count", len(links))
         yield span

@@ -16,7 +16,7 @@ class EngineError(RuntimeError):
 
 
 class EngineFull(EngineError):
-    """Too many completions wait already: give the task back, or `wait_free` first."""
+    """Too many completions wait already: give the task back."""
 
 
 class RequestRefused(EngineError):
@@ -67,14 +67,6 @@ class Engine(Protocol):
         """The policy that the next token is sampled with; None until the first `load`."""
 
     @property
-    def window(self) -> int:
-        """Longest sequence, prompt and completion, in tokens."""
-
-    @property
-    def free(self) -> int:
-        """Completions that could start now without waiting; 0 while any group waits."""
-
-    @property
     def error(self) -> str | None:
         """Why the engine cannot go on, or None while it is healthy."""
 
@@ -95,9 +87,6 @@ class Engine(Protocol):
         `RequestRefused`, `EngineFull`, or `EngineError` before the first `load`; later `EngineError` when a step fails
         or the engine is closed.
         """
-
-    async def wait_free(self, completions: int) -> None:
-        """Return when a group of that size could start at once, or when the engine is no longer healthy."""
 
     async def close(self) -> None:
         """Fail what is in flight and stop the engine, in bounded time."""

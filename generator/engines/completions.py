@@ -10,7 +10,7 @@ from contracts.messages import Finish, Sampling
 Decode = Callable[[list[int]], str]  # token ids -> text
 
 
-class StopWatch:
+class StopMatcher:
     """Notices that a completion's text contains a stop string, at the token that completes it.
 
     Every token carries at least one byte of text, so the last tokens, one for each byte of the longest stop string,
@@ -44,7 +44,7 @@ class Completion:
         self.token = -1  # the last one sampled; not in the cache yet
         self._left = min(sampling.max_tokens, window - prompt_length)
         self._eos = eos
-        self._stops = StopWatch(sampling.stop, decode)
+        self._stops = StopMatcher(sampling.stop, decode)
         self._random = random.Random(f"{seed}/{index}")
 
     def uniform(self) -> float:

@@ -96,7 +96,6 @@ class TorchEngine:
         self._held = 0  # completions submitted whose end has not arrived
         self._tokens, self._busy, self._loads = 0, 0.0, 0.0
         self._computing_since: float | None = None
-        self._freed = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -106,14 +105,6 @@ class TorchEngine:
     @property
     def policy(self) -> PolicyRef | None:
         return self._policy
-
-    @property
-    def window(self) -> int:
-        return self._limits.window
-
-    @property
-    def free(self) -> int:
-        return max(0, self._limits.slots - self._held)
 
     @property
     def error(self) -> str | None:
@@ -161,15 +152,6 @@ class TorchEngine:
                 self._commands.put(_Abort(group))
                 self._give_back(group, group.remaining)
 
-    async def wait_free(self, completions: int) -> None:
-        """See `Engine.wait_free`."""
-        while self.free < min(completions, self._limits.slots) and self.error is None:
-            self._freed.clear()
-            try:
-                await asyncio.wait_for(self._freed.wait(), STALL_SECONDS)
-            except TimeoutError:
-                log.warning("no completion has ended for %.0f s", STALL_SECONDS)
-
     async def close(self) -> None:
         """See `Engine.close`."""
         self._closed = True
@@ -194,7 +176,6 @@ class TorchEngine:
     def _give_back(self, group: _Submit, completions: int) -> None:
         group.remaining -= completions
         self._held -= completions
-        self._freed.set()
 
     def _deliver(self, output: Output) -> None:
         for group, item in output.items():

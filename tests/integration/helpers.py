@@ -10,7 +10,7 @@ from contextlib import aclosing
 from typing import TypeVar
 
 from contracts.messages import DeadLetter
-from contracts.subjects import DLQ
+from contracts.subjects import DLQ, Channel
 from infra.bus import Bus
 
 T = TypeVar("T")
@@ -39,6 +39,11 @@ async def dead_letters(bus: Bus, run: str) -> list[DeadLetter]:
     """The run's dead letters so far."""
     letters = [got.message async for got in bus.read(DLQ, kind=DeadLetter, consumer="test", follow=False)]
     return [letter for letter in letters if f".{run}." in letter.subject]
+
+
+async def retained(bus: Bus, channel: Channel, **tokens: str) -> int:
+    """How many messages a channel retains; tokens not given match anything."""
+    return sum((await bus.subjects(channel.stream, channel.filter(**tokens))).values())
 
 
 async def publish_raw(bus: Bus, subject: str, payload: bytes, **headers: str) -> int:

@@ -21,7 +21,7 @@ from infra.bus import Bus, Received
 from infra.errors import UserError
 from infra.server import EmbeddedServer
 from infra.work import DEADLY, Reject, Retry, work
-from tests.integration.helpers import dead_letters, publish_raw, until
+from tests.integration.helpers import dead_letters, publish_raw, retained, until
 
 QUICK = Durable("{run}-{purpose}-{pool}", TASK, ack_wait=1.2, max_deliver=2)
 
@@ -51,7 +51,7 @@ class Queue:
             await self.bus.publish(TASK, task(self.run, number), id=f"task-{number}", **self.tokens)
 
     async def left(self) -> int:
-        return await self.bus.count(TASK, **self.tokens)
+        return await retained(self.bus, TASK, **self.tokens)
 
     async def empty(self, seconds: float = 10.0) -> bool:
         async with asyncio.timeout(seconds):

@@ -9,7 +9,7 @@ import pytest
 
 from contracts.messages import Finish, Sampling
 from generator.engines.base import RequestRefused, SampleRequest
-from generator.engines.completions import Completion, StopWatch
+from generator.engines.completions import Completion, StopMatcher
 from generator.engines.schedule import Demand, Limits, admit, check
 from generator.engines.slots import compaction
 
@@ -117,9 +117,9 @@ def decode(tokens: list[int]) -> str:
 def test_a_stop_string_ends_the_text_at_the_token_that_completes_it(
     stops: list[str], tokens: list[int], ends_at: int | None
 ) -> None:
-    watch = StopWatch(stops, decode)
+    matcher = StopMatcher(stops, decode)
     before = [2] * 20  # a completion is longer than what is looked at
-    found = [position for position, token in enumerate(before + tokens) if watch.push(token)]
+    found = [position for position, token in enumerate(before + tokens) if matcher.push(token)]
     assert found[:1] == ([] if ends_at is None else [len(before) + ends_at])
 
 
