@@ -1,4 +1,4 @@
-"""Six random letters, to be written backwards: what a transformer of a few thousand weights learns in a minute."""
+"""Six random letters of ten, to be written backwards: what a transformer of 71k weights learns in a minute."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from random import Random
 from contracts.messages import Split
 from generator.environments.base import Item, first_in, make_item
 
+ALPHABET = string.ascii_lowercase[:10]
 LETTERS = 6
 
 
@@ -21,7 +22,7 @@ class ReverseText:
         random = Random(f"{split.value} {seed}")
 
         def candidate(_: int) -> Item:
-            text = "".join(random.choices(string.ascii_lowercase, k=LETTERS))
+            text = "".join(random.choices(ALPHABET, k=LETTERS))
             return make_item(f"{text}>", text[::-1], "letters")
 
         return first_in(split, candidate, self.name)
