@@ -74,7 +74,7 @@ class Durable:
     template: str
     channel: Channel
     ack_wait: float = 30.0  # seconds; workers extend it with in_progress every third of it
-    max_deliver: int = 5  # then the message becomes a dead letter
+    max_deliver: int = 5  # a handler that fails at this delivery, or later, makes the message a dead letter
     max_ack_pending: int = 1024  # bounds what all workers together hold
 
     def name(self, **tokens: str) -> str:
