@@ -18,7 +18,7 @@ import msgspec
 import structlog
 
 from contracts import subjects
-from contracts.messages import PolicyRef, PolicyVersion, Purpose, Rollout, StepReport, TensorSpec
+from contracts.messages import PolicyRef, PolicyVersion, Purpose, Reason, Rollout, StepReport, TensorSpec
 from infra import instruments, models, telemetry
 from infra.errors import UserError
 from infra.leases import Lease, acquire
@@ -245,8 +245,9 @@ class Learner:
         A group whose members were all dropped one by one closes without a drop of its own: the gate is always asked.
         """
         for drop in drops:
-            for rollout in drop.rollout_ids:
-                self.traces.pop(rollout, None)
+            if drop.reason is not Reason.ZERO_ADVANTAGE:  # those are part of a batch
+                for rollout in drop.rollout_ids:
+                    self.traces.pop(rollout, None)
             log.info("discarded", task=drop.task_id, reason=drop.reason, rollouts=drop.rollout_ids, detail=drop.detail)
             message = discard(self.run_name, drop, generation=self.generation, version=self.version)
             key = f"{self.run_name}.{self.generation}.{drop.task_id}.{drop.reason}.{'.'.join(drop.rollout_ids[:1])}"
