@@ -68,11 +68,13 @@ async def main(service: Service) -> None:
                     service.spawn(generator.follow(first, versions), "policies"),
                     service.spawn(generator.report(), "reports"),
                 ]
-                await _unless_stopped(service, generator.has_policy())
-                await generator.work()
-                for loop in loops:
-                    loop.cancel()
-                await asyncio.wait(loops)  # `versions` can be closed only when nobody reads it
+                try:
+                    await _unless_stopped(service, generator.has_policy())
+                    await generator.work()
+                finally:
+                    for loop in loops:
+                        loop.cancel()
+                    await asyncio.wait(loops)  # `versions` can be closed only when nobody reads it
             finally:
                 await engine.close()
     finally:
@@ -226,8 +228,8 @@ class Generator:
                 made = await asyncio.to_thread(environment, task.environment, files=False)
                 self.environments[task.environment] = made
             item = await asyncio.to_thread(self.environments[task.environment].item, task.seed, Split(task.split))
-            return item, models.encode_prompt(self.tokenizer, item.prompt)
-        except (UserError, ValueError) as error:
+            return item, await asyncio.to_thread(models.encode_prompt, self.tokenizer, item.prompt)
+        except (UserError, ValueError, TypeError) as error:
             raise Reject("bad_task", f"task {task.id}: {error}") from error
 
     async def _sample(self, task: Task, prompt: list[int]) -> list[Completion]:

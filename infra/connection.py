@@ -29,6 +29,7 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
+SMALLEST_PAYLOAD = 64 * 1024  # bytes; half of it is left for chunks of blobs beside their headers
 ATTEMPT_SECONDS = 3.0  # limit of the first attempt; it doubles with each one that runs into it
 ATTEMPT_SECONDS_MAX = 30.0
 PAUSE_SECONDS = 0.1  # between attempts, doubling

@@ -143,12 +143,12 @@ class Supervisor:
             code = await self._live(child, log)
             lived = time.monotonic() - started
             sentence = _sentence(log, size, child.service) if code == EXIT_USER_ERROR else ""
+            proven = proven or lived >= Backoff.HEALTHY
             action = decide(code, completes=child.service == self._completes, proven=proven)
             if action is Action.ABORT:
                 raise UserError(sentence or f"{child.instance} exited with 2; see {log}")
             if action is not Action.RESTART:
                 return action
-            proven = proven or lived >= Backoff.HEALTHY
             delay = backoff.failed(lived)
             how = f"was killed by {_signal(-code)}" if code < 0 else f"exited with code {code}"
             how += f" ({sentence})" if sentence else ""

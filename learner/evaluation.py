@@ -12,10 +12,11 @@ import structlog
 
 from contracts import subjects
 from contracts.messages import PolicyRef, Purpose, Rollout
+from infra.errors import UserError
 from infra.service import Service
 from infra.summary import ACCURACY
 from learner.settings import LearnerSettings
-from learner.tasks import evaluation_task, publish_task
+from learner.tasks import dead_tasks, evaluation_task, publish_task
 
 log = structlog.get_logger(__name__)
 
@@ -34,6 +35,7 @@ async def evaluate(service: Service, settings: LearnerSettings, policy: PolicyRe
         return None
     scores: dict[str, float | None] = {}  # by task; None where the verifier failed
     wanted = {task.id for task in tasks}
+    lost: list[str] = []
 
     async def collect() -> None:
         rollouts = service.bus.read(
@@ -47,24 +49,36 @@ async def evaluate(service: Service, settings: LearnerSettings, policy: PolicyRe
                 if len(scores) == len(wanted):
                     return
 
+    async def bury() -> None:
+        """An item that became a dead letter has no score; when all of them did, the reason is for a person."""
+        async with aclosing(dead_tasks(service.bus, run.name, service.instance)) as dead:
+            async for task, reason in dead:
+                if task in wanted and task not in scores:
+                    scores[task] = None
+                    lost.append(task)
+                if len(lost) == len(wanted):
+                    raise UserError(f"no held-out item can be evaluated: {reason}")
+                if len(scores) == len(wanted):
+                    return
+
     async def ask() -> None:
         for task in tasks:
             if task.id not in scores:
                 await publish_task(service, task, settings.pool)
 
-    collecting, asking = asyncio.create_task(collect()), asyncio.create_task(ask())
+    collecting, asking, burying = (asyncio.create_task(work) for work in (collect(), ask(), bury()))
     stopping = asyncio.create_task(service.stopping.wait())
-    running: list[asyncio.Task[Any]] = [collecting, asking, stopping]
+    running: list[asyncio.Task[Any]] = [collecting, asking, burying, stopping]
     deadline = time.monotonic() + settings.evaluation.deadline_seconds
     try:
-        while not collecting.done() and not stopping.done():
+        while len(scores) < len(wanted) and not stopping.done():
             log.info("evaluating", version=policy.version, done=len(scores), of=len(wanted))
             if time.monotonic() > deadline:
                 log.error("evaluation given up", version=policy.version, done=len(scores), of=len(wanted))
                 return None
             pending = [each for each in running if not each.done()]
             await asyncio.wait(pending, timeout=PROGRESS_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-            for each in (collecting, asking):
+            for each in (collecting, asking, burying):
                 if each.done():
                     each.result()
     finally:

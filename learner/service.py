@@ -41,6 +41,7 @@ from learner.trainer import Trainer
 log = structlog.get_logger(__name__)
 
 LEASE_WAIT = 60.0  # seconds for a former learner's lease to expire
+HOPELESS = (Reason.TASK_EXPIRED, Reason.OVER_BUDGET, Reason.UNSCORED, Reason.FOREIGN_TOKENS)
 BEAT_SECONDS = 5.0
 IDLE_CHECK = 2.0  # seconds between looks at the task queue while nothing arrives
 
@@ -93,6 +94,7 @@ class Learner:
         self.last_arrival = 0.0
         self.traces: dict[str, dict[str, str]] = {}  # headers of rollouts not yet trained, for the links of the step
         self.training = False
+        self.lost: set[str] = set()  # prompts that gave nothing to train on since the last batch
         self.publishing: asyncio.Task[None] | None = None
         self.saving: asyncio.Task[None] | None = None
         self.saved_version: int | None = None
@@ -245,6 +247,7 @@ class Learner:
         A group whose members were all dropped one by one closes without a drop of its own: the gate is always asked.
         """
         for drop in drops:
+            self._check_progress(drop)
             if drop.reason is not Reason.ZERO_ADVANTAGE:  # those are part of a batch
                 for rollout in drop.rollout_ids:
                     self.traces.pop(rollout, None)
@@ -253,6 +256,16 @@ class Learner:
             key = f"{self.run_name}.{self.generation}.{drop.task_id}.{drop.reason}.{'.'.join(drop.rollout_ids[:1])}"
             await self.service.bus.publish(subjects.DISCARD, message, id=key, run=self.run_name)
         self.room.set()
+
+    def _check_progress(self, drop: Drop) -> None:
+        """Raise `UserError` when prompt after prompt is lost for a reason that repeating cannot mend."""
+        if drop.reason in HOPELESS:
+            self.lost.add(drop.task_id)
+        limit = max(2 * self.intake.gate.limit, 32)
+        if len(self.lost) > limit:
+            raise UserError(
+                f"{limit} prompts in a row gave nothing to train on; the last: {drop.reason}, {drop.detail}"
+            )
 
     # -- training ------------------------------------------------------------------------------------------------
 
@@ -263,6 +276,7 @@ class Learner:
             batch, drops = self.intake.take(self.version)
             await self._discard(drops)
             if batch is not None:
+                self.lost.clear()
                 return batch
             await self.arrived.wait()
         return None

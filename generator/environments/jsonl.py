@@ -55,16 +55,24 @@ class Jsonl:
         try:
             if len(line) > MAX_LINE_BYTES:
                 raise ValueError(f"longer than {MAX_LINE_BYTES} bytes")
-            row = json.loads(line)
+            row = json.loads(line, parse_constant=_refuse_constant)
+            if "\\u" in line.decode():
+                json.dumps(row, ensure_ascii=False).encode()
             return _item(row)
         except RecursionError:
             reason = "nested too deeply"
         except json.JSONDecodeError as error:
             reason = f"not JSON: {error.msg} at column {error.colno}"
+        except UnicodeEncodeError:
+            reason = "holds half a surrogate pair, which is not text"
         except ValueError as error:
             reason = str(error)
         where = f"line {number}" if number else "a line that has changed since the start"
         raise UserError(f"environment {self.name}: {where}: {reason}")
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"not JSON: {name} is not a number there")
 
 
 def _item(row: Any) -> Item:

@@ -14,6 +14,7 @@ from infra.cli.status import status
 from infra.errors import UserError
 
 EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 130
 
 
 def make_app() -> typer.Typer:
@@ -40,3 +41,5 @@ def main() -> None:
     except UserError as error:
         print(f"tailrace: {error}", file=sys.stderr)
         sys.exit(EXIT_USER_ERROR)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)

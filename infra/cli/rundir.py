@@ -97,8 +97,11 @@ class RunDirectory:
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write the figures, all or nothing."""
         partial = self.summary_file.with_suffix(".partial")
-        partial.write_text(json.dumps(summary, indent=2) + "\n")
-        partial.replace(self.summary_file)
+        try:
+            partial.write_text(json.dumps(summary, indent=2) + "\n")
+            partial.replace(self.summary_file)
+        except OSError as error:
+            raise UserError(f"{self.summary_file} cannot be written: {error.strerror}") from None
 
 
 def shown(path: Path) -> str:

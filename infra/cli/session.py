@@ -116,8 +116,8 @@ async def _supervise(
             await asyncio.gather(running, *helpers, return_exceptions=True)
             console.print(line(board, time.time()), soft_wrap=True)
     summary = await collect(bus, settings.run.name)
-    directory.write_summary(summary)
     console.print(final_table(summary))
+    directory.write_summary(summary)
     console.print(f"all figures: {shown(directory.summary_file)}", soft_wrap=True)
     return summary
 

@@ -38,6 +38,7 @@ def tailrace(*arguments: str, cwd: Path, seconds: float = 120.0, **variables: st
         ({"environment": "chess"}, ("chess", "quick-facts")),
         ({"environment": "gym:no_such_task"}, ("no_such_task",)),
         ({"more": "[learner.optimizer]\nlearning_rat = 1.0"}, ("learning_rat", "no such setting", "wrong.toml")),
+        ({"more": "max_requests = 2"}, ("gave nothing to train on", "group of 8")),
         ({"more": "[nats]\nurl = 'nats://127.0.0.1:9'\nconnect_timeout = 2"}, ("nats://127.0.0.1:9", "nats.url")),
     ],
     ids=lambda value: next(iter(value.values()))[:24].split("\n")[0] if isinstance(value, dict) else None,

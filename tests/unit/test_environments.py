@@ -180,6 +180,8 @@ def test_held_out_lines_come_in_turn(jsonl_file: Path) -> None:
         ('{"prompt": "q", "answer": "a", "verifier": "taste"}', "there is no verifier 'taste'"),
         ('{"prompt": "q", "answer": "a", "verifier": "number"}', "is not a number"),
         ("[" * 100_000, "line 3: "),
+        ('{"prompt": "q", "answer": NaN}', "not JSON: NaN"),
+        ('{"prompt": "\\ud800 hi", "answer": "a"}', "half a surrogate pair"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: str | bytes, said: str) -> None:
