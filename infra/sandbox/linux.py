@@ -127,7 +127,9 @@ def enter_root(folder: str, readable: Iterable[str], scratch_bytes: int) -> None
         at_current_folder, at_recursive = ctypes.c_int(-100), ctypes.c_uint(0x8000)
         size = ctypes.c_size_t(len(attributes))
         _syscall("mount_setattr", at_current_folder, bytes(target), at_recursive, attributes, size)
-    Path(folder, "tmp").mkdir(0o711)
+    scratch = Path(folder, "tmp")
+    scratch.mkdir(exist_ok=True)  # it is there already where code lies below /tmp
+    scratch.chmod(0o711)
     os.chdir(folder)
     _syscall("pivot_root", b".", b".")
     _checked(_function("umount2")(b".", ctypes.c_int(detach)), "umount the old root")

@@ -40,7 +40,10 @@ def main(folder: str, *packages: str) -> None:
     statm = os.open("/proc/self/statm", os.O_RDONLY) if Path("/proc/self/statm").exists() else None
     fences = Fences()
     try:
-        server = Server(fence_worker(folder, packages, fences), statm, packages)
+        scratch = fence_worker(folder, packages, fences)
+        os.environ |= {"HOME": scratch, "TMPDIR": scratch}  # some libraries want to write when they are imported
+        tempfile.tempdir = None
+        server = Server(scratch, statm, packages)
         header, report = server.probe()
     except Exception as error:  # nobody sees a traceback here: whoever started the worker gets the reason
         write_frame(replies, {"status": "crash", "reason": sentence(error)}, b"")

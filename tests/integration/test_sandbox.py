@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -23,6 +25,7 @@ from infra.sandbox import Limits, Sandbox, SandboxCrash, SandboxTimeout
 from tests.integration.hostile import HERE
 
 SHORT = Limits(wall_seconds=0.5)
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -236,3 +239,39 @@ async def test_hostile_text_is_graded_and_nothing_more(gym_grader: Grader, verif
     grades = await asyncio.gather(*(gym_grader.grade(verifier, text, "7", Finish.STOP) for text in [*hostile, "7"]))
     assert [grade.outcome is Outcome.OK for grade in grades] == [False] * len(hostile) + [True]
     assert all(grade.reward is not None for grade in grades)
+
+
+RELOCATED = """
+import asyncio, json
+from infra.grading import Grader
+from infra.sandbox import Limits, Sandbox
+from generator.environments import environment
+from contracts.messages import Split
+
+async def main():
+    sandbox = Sandbox(1, Limits())
+    await sandbox.start()
+    item = environment("gym:basic_arithmetic").item(1, Split.TRAIN)
+    grade = await Grader(sandbox, 20).grade(item.verifier, "Answer: 12345", item.expected, "stop")
+    print(json.dumps([sandbox.missing, grade.outcome, grade.reason]))
+    await sandbox.close()
+
+asyncio.run(main())
+"""
+
+
+def test_code_below_tmp_is_fenced_as_elsewhere_and_needs_no_home(tmp_path: Path, sandbox: Sandbox) -> None:
+    """A checkout may lie below /tmp, where calls have their own folder, and libraries may want to write on import."""
+    for package in ("contracts", "infra", "generator"):
+        shutil.copytree(ROOT / package, tmp_path / "code" / package, ignore=shutil.ignore_patterns("__pycache__"))
+    done = subprocess.run(
+        [sys.executable, "-c", RELOCATED],
+        cwd=tmp_path / "code",
+        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path / "nowhere"), "PYTHONPATH": str(tmp_path / "code")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    missing, outcome, reason = json.loads(done.stdout)
+    assert missing == sandbox.missing, "whatever this host allows"
+    assert outcome == "wrong", reason
