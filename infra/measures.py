@@ -14,14 +14,15 @@ NORMAL_975 = 1.959964  # 97.5 % quantile of the standard normal distribution
 def paired_interval(before: Mapping[str, float], after: Mapping[str, float]) -> tuple[int, float, float, float] | None:
     """Items on both sides, mean gain, and the ends of its 95 % interval; None with fewer than two such items.
 
-    The interval is that of the mean of the items' differences under the normal approximation: mean ± 1.96·s/√n.
+    The interval is that of the mean of the items' differences under the normal approximation, mean ± 1.96·s/√n, within
+    [-1, 1].
     """
     gains = [after[item] - before[item] for item in sorted(before.keys() & after.keys())]
     if len(gains) < 2:
         return None
     mean = fmean(gains)
     half = NORMAL_975 * stdev(gains) / math.sqrt(len(gains))
-    return len(gains), mean, mean - half, mean + half
+    return len(gains), mean, max(mean - half, -1.0), min(mean + half, 1.0)
 
 
 def covered(intervals: Iterable[tuple[int, int]]) -> int:

@@ -132,6 +132,12 @@ class Pull:
             status, description = headers.get("Status", ""), headers.get("Description", "")
             if status == "100":  # heartbeat
                 continue
+            if status == "409" and description == "Batch Completed":
+                # What it leaves undelivered, because of the limit on bytes, is not to come; with nothing left it only
+                # follows the last message, and may arrive during the next request.
+                self.remaining = max(self.remaining - int(headers.get("Nats-Pending-Messages", 0)), 0)
+                self.exhausted = False
+                continue
             full = status == "409" and description.startswith("Message Size Exceeds MaxBytes")
             if not full and status not in ("404", "408"):
                 raise ConsumerLost("no such consumer" if status == "503" else f"status {status} {description}")

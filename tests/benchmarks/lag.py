@@ -3,8 +3,8 @@
     python -m tests.benchmarks.lag [--objectives decoupled_ppo ppo …] [--lags 0 1 4 8 16] [--seeds 3] [--json FILE]
 
 Every step trains the real trainer on 32 prompts × 8 completions that the policy of k steps ago sampled; the reward is
-the share of right letters. The table shows greedy decoding of held-out prompts after the last step, as mean over the
-seeds. Decoupled PPO at lag 4 learns as on-policy does; PPO around the behaviour policy does not.
+the share of right letters. Decoupled PPO at lag 4 learns as on-policy does, some steps later; PPO around the behaviour
+policy does not. Single runs differ: a policy that never found one of the ten letters has an exact match of .53.
 """
 
 from __future__ import annotations
@@ -32,12 +32,14 @@ from learner.settings import LearnerSettings, ObjectiveSettings, OptimizerSettin
 from learner.trainer import Trainer
 
 LETTERS = 6
+ALPHABET = string.ascii_lowercase[:10]
 PROMPTS = 32
 GROUP = 8
 HELD_OUT = 200
 
-# The higher upper bound keeps exploration up; CISPO's weights are free below, as in its paper.
-CLIP = {"eps_clip": 0.2, "eps_clip_high": 0.3}
+# A narrow clip range makes it the range, not the learning rate, that limits a step: a policy held near one k versions
+# old then moves k + 1 times more slowly. CISPO's weights are free below, as in its paper.
+CLIP = {"eps_clip": 0.1, "eps_clip_high": 0.2}
 OBJECTIVES = {
     "decoupled_ppo": ObjectiveSettings(name="decoupled_ppo", **CLIP),
     "tis": ObjectiveSettings(name="tis", **CLIP),
@@ -50,11 +52,10 @@ OBJECTIVES = {
 
 @dataclass(frozen=True)
 class Curve:
-    """One run: mean training reward of every step, and what greedy decoding of held-out prompts gives at its end."""
+    """One run: mean training reward of every step, and greedy exact match on held-out prompts at its end."""
 
     rewards: list[float]
     exact: float  # share of prompts with every letter right
-    letters: float  # share of right letters
 
 
 class Sampler:
@@ -92,7 +93,7 @@ class Sampler:
 
 
 def words(count: int, random: Random) -> list[str]:
-    return ["".join(random.choices(string.ascii_lowercase, k=LETTERS)) for _ in range(count)]
+    return ["".join(random.choices(ALPHABET, k=LETTERS)) for _ in range(count)]
 
 
 def groups_of(sampler: Sampler, texts: list[str], random: torch.Generator) -> tuple[list[list[Sample]], float]:
@@ -150,8 +151,7 @@ def run(objective: ObjectiveSettings, lag: int, seed: int, steps: int, optimizer
     sampler.model.load_state_dict(policies[-1], strict=False)  # the tied head has no bytes of its own
     texts = words(HELD_OUT, Random(f"held out {seed}"))
     completions, _ = sampler.sample(texts, 0.0, random)
-    shares = sampler.rewards(texts, completions)
-    return Curve(rewards, float((shares == 1.0).float().mean()), float(shares.mean()))
+    return Curve(rewards, float((sampler.rewards(texts, completions) == 1.0).float().mean()))
 
 
 def main() -> None:
@@ -159,14 +159,14 @@ def main() -> None:
     parser.add_argument("--objectives", nargs="+", choices=OBJECTIVES, default=list(OBJECTIVES))
     parser.add_argument("--lags", nargs="+", type=int, default=[0, 1, 4, 8, 16])
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=80)
-    parser.add_argument("--learning-rate", type=float, default=1.5e-3)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     optimizer = OptimizerSettings(learning_rate=arguments.learning_rate, beta2=0.999)
     table: dict[str, dict[int, list[Curve]]] = {}
-    print("greedy exact match / share of right letters, mean of the seeds")
+    print("greedy exact match / training reward of the last five steps, mean of the seeds")
     print("objective       " + "".join(f"  lag {lag:<7}" for lag in arguments.lags), flush=True)
     for name in arguments.objectives:
         print(f"{name:16}", end="", flush=True)
@@ -175,8 +175,8 @@ def main() -> None:
             seeds = range(1, arguments.seeds + 1)
             runs = [run(OBJECTIVES[name], lag, seed, arguments.steps, optimizer) for seed in seeds]
             table[name][lag] = runs
-            exact, letters = fmean(curve.exact for curve in runs), fmean(curve.letters for curve in runs)
-            print(f"  {exact:.2f} / {letters:.2f}", end="", flush=True)
+            exact, reward = fmean(curve.exact for curve in runs), fmean(fmean(curve.rewards[-5:]) for curve in runs)
+            print(f"  {exact:.2f} / {reward:.2f}", end="", flush=True)
         print(flush=True)
     if arguments.json:
         arguments.json.write_text(json.dumps(table, indent=1, default=asdict))
