@@ -62,8 +62,7 @@ def run(
 
     With nats.url in the file or TAILRACE_NATS__URL in the environment the run uses that server; otherwise it starts
     one of its own. How many processes of each service are started here is said in the table `processes`; the default is
-    one
-    learner and one generator.
+    one learner and one generator.
     """
     _run(file, run_dir, None, print_config, again=f"tailrace run {file}")
 
