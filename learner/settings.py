@@ -27,7 +27,9 @@ class ObjectiveSettings(Section):
     )
     eps_clip: float = Field(0.2, gt=0, description="lower clip range of the ratio to the proximal policy")
     eps_clip_high: float = Field(0.2, gt=0, description="upper clip range")
-    weight_clip: float = Field(2.0, gt=0, description="importance weights above it are rejected (decoupled PPO) or truncated (TIS)")
+    weight_clip: float = Field(
+        2.0, gt=0, description="importance weights above it are rejected (decoupled PPO) or truncated (TIS)"
+    )
     aggregation: Literal["token_mean", "sequence_mean", "constant"] = Field(
         "token_mean",
         description="mean over tokens, over sequences of token means (GRPO), or sum/(N*max_tokens) (Dr. GRPO)",
