@@ -31,6 +31,7 @@ from learner.gate import AdmissionGate
 from learner.intake import Drop, Intake, TrainingGroup
 from learner.lineage import Lineage
 from learner.packing import Sample, sample_of
+from learner.progress import Progress
 from learner.reports import discard, record_step, step_report
 from learner.settings import LearnerSettings
 from learner.stopwatch import Stopwatch
@@ -41,7 +42,6 @@ from learner.trainer import Trainer
 log = structlog.get_logger(__name__)
 
 LEASE_WAIT = 60.0  # seconds for a former learner's lease to expire
-HOPELESS = (Reason.TASK_EXPIRED, Reason.OVER_BUDGET, Reason.UNSCORED, Reason.FOREIGN_TOKENS)
 BEAT_SECONDS = 5.0
 IDLE_CHECK = 2.0  # seconds between looks at the task queue while nothing arrives
 
@@ -94,7 +94,7 @@ class Learner:
         self.last_arrival = 0.0
         self.traces: dict[str, dict[str, str]] = {}  # headers of rollouts not yet trained, for the links of the step
         self.training = False
-        self.lost: set[str] = set()  # prompts that gave nothing to train on since the last batch
+        self.progress = Progress(max(2 * intake.gate.limit, 32))
         self.publishing: asyncio.Task[None] | None = None
         self.saving: asyncio.Task[None] | None = None
         self.saved_version: int | None = None
@@ -247,7 +247,6 @@ class Learner:
         A group whose members were all dropped one by one closes without a drop of its own: the gate is always asked.
         """
         for drop in drops:
-            self._check_progress(drop)
             if drop.reason is not Reason.ZERO_ADVANTAGE:  # those are part of a batch
                 for rollout in drop.rollout_ids:
                     self.traces.pop(rollout, None)
@@ -255,17 +254,9 @@ class Learner:
             message = discard(self.run_name, drop, generation=self.generation, version=self.version)
             key = f"{self.run_name}.{self.generation}.{drop.task_id}.{drop.reason}.{'.'.join(drop.rollout_ids[:1])}"
             await self.service.bus.publish(subjects.DISCARD, message, id=key, run=self.run_name)
+            if sentence := self.progress.hopeless(drop):
+                raise UserError(sentence)
         self.room.set()
-
-    def _check_progress(self, drop: Drop) -> None:
-        """Raise `UserError` when prompt after prompt is lost for a reason that repeating cannot mend."""
-        if drop.reason in HOPELESS:
-            self.lost.add(drop.task_id)
-        limit = max(2 * self.intake.gate.limit, 32)
-        if len(self.lost) > limit:
-            raise UserError(
-                f"{limit} prompts in a row gave nothing to train on; the last: {drop.reason}, {drop.detail}"
-            )
 
     # -- training ------------------------------------------------------------------------------------------------
 
@@ -276,7 +267,7 @@ class Learner:
             batch, drops = self.intake.take(self.version)
             await self._discard(drops)
             if batch is not None:
-                self.lost.clear()
+                self.progress.made()
                 return batch
             await self.arrived.wait()
         return None

@@ -1,6 +1,6 @@
 """What staleness costs each objective: the tiny model learns to reverse six letters from data that are k versions old.
 
-    python -m tests.benchmarks.lag [--objectives decoupled_ppo ppo …] [--lags 0 1 4 8 16] [--seeds 3] [--json FILE]
+    python -m tests.benchmarks.lag [--objectives decoupled_ppo ppo …] [--lags 0 1 4 8 16] [--seeds 3] [--first-seed 1]
 
 Every step trains the real trainer on 32 prompts × 8 completions that the policy of k steps ago sampled; the reward is
 the share of right letters. Decoupled PPO at lag 4 learns as on-policy does, some steps later; PPO around the behaviour
@@ -159,6 +159,7 @@ def main() -> None:
     parser.add_argument("--objectives", nargs="+", choices=OBJECTIVES, default=list(OBJECTIVES))
     parser.add_argument("--lags", nargs="+", type=int, default=[0, 1, 4, 8, 16])
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--json", type=Path)
@@ -172,7 +173,7 @@ def main() -> None:
         print(f"{name:16}", end="", flush=True)
         table[name] = {}
         for lag in arguments.lags:
-            seeds = range(1, arguments.seeds + 1)
+            seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
             runs = [run(OBJECTIVES[name], lag, seed, arguments.steps, optimizer) for seed in seeds]
             table[name][lag] = runs
             exact, reward = fmean(curve.exact for curve in runs), fmean(fmean(curve.rewards[-5:]) for curve in runs)
