@@ -7,7 +7,7 @@ from importlib.metadata import entry_points
 
 import typer
 
-from infra.cli import contracts
+from infra.cli import bench, contracts
 from infra.cli.bootstrap import bootstrap
 from infra.cli.run import demo, run
 from infra.cli.status import status
@@ -29,6 +29,7 @@ def make_app() -> typer.Typer:
     for command in (demo, run, status, bootstrap):
         app.command()(command)
     app.add_typer(contracts.app, name="contracts")
+    app.add_typer(bench.app, name="bench")
     for point in sorted(entry_points(group="tailrace.commands"), key=lambda point: point.name):
         app.command(point.name)(point.load())
     return app

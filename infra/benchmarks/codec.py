@@ -1,26 +1,21 @@
-"""Encode and decode a rollout of 4,096 tokens: µs and bytes, beside msgpack alone and beside lists for arrays.
-
-`python -m tests.benchmarks.codec [--tokens N] [--json FILE]`. Figures are the fastest of repeated runs, in µs, with
-validation on. The ratios are what to compare between machines.
-"""
+"""`tailrace bench codec`: what the contracts cost per rollout, beside msgpack alone and beside lists for arrays."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import timeit
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgpack
 import msgspec
 import numpy as np
+import typer
 
 from contracts import codec
 from contracts.examples import EXAMPLES, POLICY
 from contracts.messages import PolicySegment, Rollout
 from contracts.tensors import Tensor
+from infra.benchmarks.report import Chart, JsonFile, PlotFile, Report, publish
 
 CALLS, REPEATS = 500, 15
 TARGET_US = 50.0
@@ -75,25 +70,37 @@ def measure(tokens: int) -> dict[str, float]:
     return figures
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tokens", type=int, default=4096)
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
-    options = parser.parse_args()
-    figures = measure(options.tokens)
-    both = figures["both_us"]
-    print(f"a rollout of {options.tokens} tokens, {figures['bytes'] / 1000:.1f} kB")
-    print(f"encode             {figures['encode_us']:8.1f} µs")
-    print(f"decode             {figures['decode_us']:8.1f} µs")
-    print(f"encode + decode    {both:8.1f} µs   (target for 4,096 tokens: below {TARGET_US:.0f})")
-    print(f"  of it validation {2 * figures['check_us']:8.1f} µs   (two passes, one on each side)")
-    print(f"msgpack alone      {figures['msgpack_alone_us']:8.1f} µs   {both / figures['msgpack_alone_us']:.1f} x that")
-    print(f"lists, unvalidated {figures['lists_us']:8.1f} µs   {figures['lists_us'] / both:.1f} x ours")
-    ratio = figures["lists_bytes"] / figures["bytes"]
-    print(f"lists, size        {figures['lists_bytes'] / 1000:8.1f} kB   {ratio:.2f} x ours")
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+def codec_benchmark(
+    tokens: Annotated[int, typer.Option(min=32, help="Length of the rollout, prompt included.")] = 4096,
+    json_file: JsonFile = None,
+    plot_file: PlotFile = None,
+) -> None:
+    """Encode and decode a rollout, with validation on both sides: µs and bytes.
 
+    Each figure is the fastest of repeated runs. Compare the ratios between machines, not the times.
+    """
+    figures = measure(tokens)
+    both, alone = figures["both_us"], figures["msgpack_alone_us"]
 
-if __name__ == "__main__":
-    main()
+    def row(name: str, us: float, size: float) -> list[str]:
+        return [name, f"{us:.1f}", f"{us / alone:.1f}", f"{size / 1000:.1f}"]
+
+    report = Report(
+        figures=figures,
+        columns=["encode + decode", "µs", "x msgpack alone", "kB"],
+        rows=[
+            row("contract, validated", both, figures["bytes"]),
+            row("  of it validation", 2 * figures["check_us"], figures["bytes"]),
+            row("msgpack alone", alone, figures["bytes"]),
+            row("lists for arrays, unvalidated", figures["lists_us"], figures["lists_bytes"]),
+        ],
+        notes=[f"A rollout of {tokens} tokens; the target for 4096 is below {TARGET_US:.0f} µs."],
+        chart=Chart(
+            title=f"Encoding and decoding a rollout of {tokens} tokens",
+            x_label="",
+            y_label="µs",
+            x=["contract", "msgpack alone", "lists"],
+            series={"encode + decode": [both, alone, figures["lists_us"]]},
+        ),
+    )
+    publish(report, json_file=json_file, plot_file=plot_file)
