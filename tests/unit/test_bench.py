@@ -49,5 +49,5 @@ def test_a_file_that_cannot_be_written_is_refused_first(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, check: object, name: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match="folder that exists|ending"):
+    with pytest.raises(UserError, match=r"folder that exists|ending"):
         check(Path(name))  # type: ignore[operator]
