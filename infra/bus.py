@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -20,7 +20,7 @@ from contracts.messages import Claim, Message
 from contracts.subjects import BLOB, DLQ, KV_BUCKET, Channel
 from infra import instruments, telemetry
 from infra.blobs import HEADROOM_BYTES, BlobError, BlobStore
-from infra.connection import Connection, PublishFailed, QueueFull, Unavailable
+from infra.connection import Connection, Outgoing, PublishFailed, QueueFull, Unavailable
 from infra.deadletters import dead_letter
 from infra.pull import Raw, tail
 from infra.settings import NatsSettings
@@ -95,20 +95,39 @@ class Bus:
         `patience` seconds are over. A message above the server's payload limit goes into the blob store and a `Claim`
         takes its place. Raises `InvalidMessage`, `QueueFull` at once when the stream is full, or `PublishFailed`.
         """
+        return (await self.publish_all(channel, {id: message}, patience=patience, **tokens))[0]
+
+    async def publish_all(
+        self, channel: Channel, messages: Mapping[str, Message], *, patience: float = PUBLISH_PATIENCE, **tokens: str
+    ) -> list[int]:
+        """Store messages, given by their ids, as `publish` does one, and return their stream sequences.
+
+        They are under way together and share one span. Whatever is raised, some of them may have been stored.
+        """
         subject = channel.subject(**tokens)
-        body, headers = codec.encode(message), codec.headers_of(message)
-        with telemetry.producer_span(channel.template):
-            if len(body) > self.connection.max_payload - HEADROOM_BYTES:
-                digest = await BlobStore(self.connection, BLOB, tokens["run"]).put(body)
-                claim = Claim(schema=headers[SCHEMA_HEADER], digest=digest, size=len(body))
-                body, headers = codec.encode(claim), codec.headers_of(claim)
-            telemetry.inject(headers)
-            message_id = f"{subject}/{id}"  # a stream remembers ids without their subject, and is shared by many runs
+        bodies = [codec.encode(message) for message in messages.values()]
+        with telemetry.producer_span(channel.template, len(messages)):
+            context: dict[str, str] = {}
+            telemetry.inject(context)
+            outgoing = []
+            for (id, message), body in zip(messages.items(), bodies, strict=True):
+                payload, headers = await self._claimed(message, body, tokens)
+                # A stream remembers ids without their subject, and is shared by many runs.
+                outgoing.append(Outgoing(f"{subject}/{id}", payload, headers | context))
             try:
-                stored = await self.connection.send(subject, body, id=message_id, headers=headers, patience=patience)
+                stored = await self.connection.send_all(subject, outgoing, patience=patience)
             except APIError as error:
-                raise PublishFailed(f"message {message_id}: {error.description}") from error
-        return stored.sequence
+                raise PublishFailed(f"{subject}: {error.description}") from error
+        return [message.sequence for message in stored]
+
+    async def _claimed(self, message: Message, body: bytes, tokens: dict[str, str]) -> tuple[bytes, dict[str, str]]:
+        """Payload and headers of a message, or of the claim that takes its place where the server would refuse it."""
+        headers = codec.headers_of(message)
+        if len(body) <= self.connection.max_payload - HEADROOM_BYTES:
+            return body, headers
+        digest = await BlobStore(self.connection, BLOB, tokens["run"]).put(body)
+        claim = Claim(schema=headers[SCHEMA_HEADER], digest=digest, size=len(body))
+        return codec.encode(claim), codec.headers_of(claim)
 
     async def read(
         self,

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import re
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import structlog
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 from nats.errors import BadHeaderError, BadSubjectError, MaxPayloadError, SlowConsumerError
 from nats.errors import Error as NatsError
 from nats.js.api import Header
-from nats.js.errors import APIError, ServiceUnavailableError
+from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableError
 
 from infra.errors import UserError
 from infra.settings import NatsSettings
@@ -55,6 +57,15 @@ class PublishFailed(Unavailable):
 
 class QueueFull(Exception):
     """The stream refuses new messages because it is full: back-pressure, the caller decides."""
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """A message to store; `id` is the same in every attempt, so that the stream keeps it once."""
+
+    id: str
+    payload: bytes
+    headers: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -197,28 +208,30 @@ class Connection:
             return task.result()
         raise ConnectionError("connection lost") if self._lost in done else TimeoutError("no answer")
 
-    async def send(self, subject: str, payload: bytes, *, id: str, headers: dict[str, str], patience: float) -> Stored:
-        """Publish to a stream and wait until it is stored, every attempt under the same message id.
+    async def send(
+        self, subject: str, payload: bytes, *, id: str, headers: Mapping[str, str], patience: float
+    ) -> Stored:
+        """Publish one message to a stream and wait until it is stored. Raises as `send_all`."""
+        return (await self.send_all(subject, [Outgoing(id, payload, headers)], patience=patience))[0]
+
+    async def send_all(self, subject: str, messages: Sequence[Outgoing], *, patience: float) -> list[Stored]:
+        """Publish messages to a stream, all at once, and wait until each is stored; an attempt repeats what is missing.
 
         Raises `QueueFull` at once when the stream is full, `PublishFailed` when the server forbids the subject or
-        `patience` seconds are over, and nats-py's `APIError` when the stream refuses the message for good.
+        `patience` seconds are over, and nats-py's `APIError` when the stream refuses a message for good. Some of the
+        messages may be stored then.
         """
+        stored: dict[int, Stored] = {}
 
-        async def attempt(client: Client, limit: float) -> Stored:
+        async def attempt(client: Client, limit: float) -> None:
             if subject in self._forbidden:
                 self._forbidden.discard(subject)
                 raise PublishFailed(f"{subject}: this user has no permission to publish there")
-            # nats-py writes into the headers it is given.
-            ack = await client.jetstream().publish(
-                subject,
-                payload,
-                timeout=limit,
-                headers={**headers, Header.MSG_ID.value: id},
-            )
-            return Stored(ack.seq, bool(ack.duplicate))
+            await _store(client, subject, messages, stored, limit)
 
         try:
-            return await self.call(attempt, patience=patience)
+            await self.call(attempt, patience=patience)
+            return [stored[number] for number in range(len(messages))]
         except APIError as error:
             if error.err_code in FULL:
                 raise QueueFull(f"{subject}: {error.description}") from error
@@ -226,7 +239,8 @@ class Connection:
         except PublishFailed:
             raise
         except Unavailable as error:
-            raise PublishFailed(f"message {id}: {error}") from error
+            missing = next(message.id for number, message in enumerate(messages) if number not in stored)
+            raise PublishFailed(f"message {missing}: {error}") from error
 
     async def subjects(self, stream: str, filter: str) -> dict[str, int]:
         """How many messages a stream retains on each subject that matches. Raises as `call`."""
@@ -320,6 +334,46 @@ class Connection:
             self._last_trouble = text
         if "authorization" in text.lower() and self._refused is not None and not self._refused.done():
             self._refused.set_result(text)
+
+
+async def _store(
+    client: Client, subject: str, messages: Sequence[Outgoing], stored: dict[int, Stored], limit: float
+) -> None:
+    """One attempt to store the messages that `stored` lacks, by position. One inbox takes all acknowledgements."""
+    missing = [number for number in range(len(messages)) if number not in stored]
+    if not missing:
+        return
+    complete: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def note(answer: Msg) -> None:
+        try:
+            stored[int(answer.subject.rpartition(".")[2])] = _stored(answer)
+        except (NatsError, ValueError) as error:
+            if not complete.done():
+                complete.set_exception(error)
+        if len(stored) == len(messages) and not complete.done():
+            complete.set_result(None)
+
+    inbox = client.new_inbox()
+    acknowledgements = await client.subscribe(f"{inbox}.*", cb=note)
+    try:
+        for number in missing:
+            message = messages[number]
+            headers = {**message.headers, Header.MSG_ID.value: message.id}
+            await client.publish(subject, message.payload, reply=f"{inbox}.{number}", headers=headers)
+        await asyncio.wait_for(complete, limit)
+    finally:
+        with contextlib.suppress(NatsError, OSError):
+            await acknowledgements.unsubscribe()
+
+
+def _stored(answer: Msg) -> Stored:
+    if (answer.headers or {}).get(Header.STATUS) == "503":
+        raise NoStreamResponseError
+    acknowledgement = json.loads(answer.data)
+    if "error" in acknowledgement:
+        raise APIError.from_error(acknowledgement["error"])
+    return Stored(acknowledgement["seq"], acknowledgement.get("duplicate", False))
 
 
 def _transient(error: APIError) -> bool:

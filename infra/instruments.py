@@ -45,8 +45,8 @@ def messaging_attributes(template: str, operation: str) -> dict[str, Any]:
     }
 
 
-def operation(template: str, name: str, seconds: float, error: str | None = None) -> None:
-    """One operation on a subject template took `seconds`; `error` is the class name of what it raised."""
+def operation(template: str, name: str, seconds: float, error: str | None = None, count: int = 1) -> None:
+    """One operation on a subject template took `seconds` for `count` messages; `error`: the class of what it raised."""
     labels = messaging_attributes(template, name) | ({"error.type": error} if error else {})
     if name == "process":
         metric, description = "messaging.process.duration", "Time of processing one message or batch"
@@ -54,7 +54,7 @@ def operation(template: str, name: str, seconds: float, error: str | None = None
         metric, description = "messaging.client.operation.duration", "Time of one client operation"
     _histogram(metric, "s", description, DURATION_BUCKETS).record(seconds, labels)
     if name == "send":
-        _counter("messaging.client.sent.messages", "{message}", "Messages a producer tried to send").add(1, labels)
+        _counter("messaging.client.sent.messages", "{message}", "Messages a producer tried to send").add(count, labels)
 
 
 def consumed(template: str, count: int, consumer: str = "") -> None:

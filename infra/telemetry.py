@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, TextIO
 
 import structlog
@@ -24,7 +25,7 @@ from opentelemetry.sdk.metrics.export import ConsoleMetricExporter, PeriodicExpo
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter
-from opentelemetry.trace import Link, Span, SpanKind
+from opentelemetry.trace import Link, Span, SpanKind, Tracer
 
 from infra import instruments
 from infra.settings import Settings
@@ -155,9 +156,12 @@ def inject(headers: dict[str, str]) -> None:
 
 
 @contextmanager
-def producer_span(template: str) -> Iterator[Span]:
-    """Span and metrics of publishing to a subject template; the caller injects the context into the headers inside."""
-    with _measured(template, "send", None, []) as span:
+def producer_span(template: str, count: int = 1) -> Iterator[Span]:
+    """Span and metrics of publishing `count` messages to a subject template at once.
+
+    The caller injects the context into the headers of each inside.
+    """
+    with _measured(template, "send", None, [], count) as span:
         yield span
 
 
@@ -171,19 +175,26 @@ def consumer_span(
     """
     contexts = (trace.get_current_span(propagate.extract(link)).get_span_context() for link in links)
     parent = propagate.extract(headers) if headers else None
-    with _measured(template, "process", parent, [Link(context) for context in contexts if context.is_valid]) as span:
-        if links:
-            span.set_attribute("messaging.batch.message_count", len(links))
+    valid = [Link(context) for context in contexts if context.is_valid]
+    with _measured(template, "process", parent, valid, len(links)) as span:
         yield span
 
 
+# Before `setup` it is a proxy that turns into a real one: caching it is safe, and making one is slow.
+@cache
+def _tracer() -> Tracer:
+    return trace.get_tracer(instruments.SCOPE)
+
+
 @contextmanager
-def _measured(template: str, operation: str, parent: Context | None, links: list[Link]) -> Iterator[Span]:
+def _measured(template: str, operation: str, parent: Context | None, links: list[Link], count: int) -> Iterator[Span]:
     started = time.perf_counter()
     error: str | None = None
-    attributes = instruments.messaging_attributes(template, operation)
+    attributes: dict[str, str | int] = {**instruments.messaging_attributes(template, operation)}
+    if count > 1 or links:
+        attributes["messaging.batch.message_count"] = count
     try:
-        with trace.get_tracer(instruments.SCOPE).start_as_current_span(
+        with _tracer().start_as_current_span(
             f"{operation} {template}", context=parent, kind=KINDS[operation], attributes=attributes, links=links
         ) as span:
             try:
@@ -193,4 +204,4 @@ def _measured(template: str, operation: str, parent: Context | None, links: list
                 span.set_attribute("error.type", error)
                 raise
     finally:
-        instruments.operation(template, operation, time.perf_counter() - started, error)
+        instruments.operation(template, operation, time.perf_counter() - started, error, count)
