@@ -7,6 +7,7 @@ flight; `_handle` turns one task into a group of scored rollouts. The engine nev
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import tempfile
 import time
 from collections import Counter
@@ -40,6 +41,7 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
+POLICY_RETRY_SECONDS = 5.0  # before a policy that could not be read is tried again: the learner may repair it
 RETRY_SECONDS = 1.0  # before another generator, or this one, takes a task whose sampling failed
 
 
@@ -112,6 +114,7 @@ class Generator:
         self.service = service
         self.settings = settings
         self.policies = policies
+        self.mirror = policies.mirror()
         self.engine = engine
         self.tokenizer = tokenizer
         self.grader = grader
@@ -126,16 +129,30 @@ class Generator:
     # -- policies in ---------------------------------------------------------------------------------------------
 
     async def follow(self, first: PolicyVersion, versions: AsyncGenerator[PolicyVersion]) -> None:
-        """Load each newer policy while requests are in flight. One that cannot be read is skipped for the next."""
-        await self._try(first)
-        async for version in versions:
-            await self._try(version)
+        """Load each newer policy while requests are in flight. One that cannot be read is tried until a newer is there."""
+        version, waiting = first, asyncio.ensure_future(anext(versions))
+        try:
+            while True:
+                loaded = await self._try(version)
+                done, _ = await asyncio.wait({waiting}, timeout=None if loaded else POLICY_RETRY_SECONDS)
+                if done:
+                    version, waiting = waiting.result(), asyncio.ensure_future(anext(versions))
+        finally:
+            waiting.cancel()
+            await asyncio.wait({waiting})
 
-    async def _try(self, version: PolicyVersion) -> None:
+    async def _try(self, version: PolicyVersion) -> bool:
+        """Load a policy; False when trying again may help, and the learner has been asked to see to it."""
         try:
             await self.load(version)
-        except (BlobError, InvalidMessage, EngineError, Unavailable) as error:
+        except EngineError as error:
             log.error("policy not loaded", version=version.policy.version, error=str(error))
+        except (BlobError, InvalidMessage, Unavailable) as error:
+            log.error("policy not loaded", version=version.policy.version, error=str(error))
+            with contextlib.suppress(Unavailable, QueueFull):
+                await self.policies.ask_for_whole(version.policy)
+            return False
+        return True
 
     async def has_policy(self) -> None:
         """Return when the engine holds a policy: from then on there is a point in taking tasks."""
@@ -145,12 +162,12 @@ class Generator:
 
     async def load(self, version: PolicyVersion) -> None:
         """Fetch, verify and swap in one policy."""
-        data = await self.policies.fetch(version)
-        await self.engine.load(version.policy, weights.unpack(data, version.tensors))
+        got = await self.mirror.bring_to(version)
+        await self.engine.load(version.policy, weights.unpack(got.data, version.tensors))
         async with self.loaded:
             self.loaded.notify_all()
         seconds = (time.time_ns() - version.published_ns) / 1e9
-        instruments.weights(version.size, "load")
+        instruments.weights(got.fetched, "load")
         instruments.weights_applied(seconds)
         log.info("policy loaded", version=version.policy.version, seconds_since_published=round(seconds, 2))
 
@@ -253,6 +270,8 @@ class Generator:
         """Score one completion and publish it."""
         text = self.tokenizer.decode(completion.tokens, skip_special_tokens=True)
         assert completion.finish is not None
+        if item.tool is not None:  # by now the engine has given its slot to another
+            await asyncio.sleep(item.tool.seconds(index))
         grade = await self.grader.grade(item.verifier, text, item.expected, completion.finish)
         rollout = rollout_of(
             task, item, index, prompt, completion, text, grade,

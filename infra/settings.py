@@ -34,7 +34,10 @@ class RunSettings(Section):
 
     name: str = Field("default", pattern=r"^[a-z0-9-]{1,40}$", description="run id; part of every subject")
     seed: int = Field(1, ge=0, lt=2**20, description="seed of the run's prompts and initial weights")
-    environment: str = Field("quick-facts", description="reverse-text, quick-facts, gym:NAME or jsonl:FILE")
+    environment: str = Field(
+        "quick-facts",
+        description="reverse-text, quick-facts, gym:NAME, jsonl:FILE, or tools:SECONDS:SIGMA: before one of them",
+    )
     directory: Path = Field(Path("runs/default"), description="checkpoints and logs of the run are written here")
 
 

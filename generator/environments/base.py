@@ -17,6 +17,14 @@ MAX_TRIES = 1000
 Prompt = str | list[dict[str, str]]  # text, or chat messages {role, content} for a model with a chat template
 
 
+class Tool(Protocol):
+    """Something outside that a rollout calls before it can be scored."""
+
+    def seconds(self, index: int) -> float:
+        """How long rollout `index` of the group waits for it."""
+        ...
+
+
 @dataclass(frozen=True)
 class Item:
     """One question and what judges its answer."""
@@ -25,6 +33,7 @@ class Item:
     expected: Any  # the gold in the verifier's own form, JSON-able
     verifier: str  # a name the grader knows
     hash: str  # 16 hex digits over question and gold: the same question has the same hash everywhere
+    tool: Tool | None = None  # what every rollout waits for between sampling and scoring
 
 
 class Environment(Protocol):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +26,9 @@ def jsonl_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module", params=["reverse-text", "quick-facts", "gym:basic_arithmetic", "jsonl"])
+@pytest.fixture(
+    scope="module", params=["reverse-text", "quick-facts", "gym:basic_arithmetic", "jsonl", "tools:0.2:1:quick-facts"]
+)
 def made(request: pytest.FixtureRequest, jsonl_file: Path) -> Environment:
     return environment(f"jsonl:{jsonl_file}" if request.param == "jsonl" else request.param)
 
@@ -226,3 +231,37 @@ def test_an_empty_file_is_refused(tmp_path: Path) -> None:
     path.write_text("\n \n")
     with pytest.raises(UserError, match="has no lines"):
         environment(f"jsonl:{path}")
+
+
+def test_a_tool_waits_the_same_time_for_the_same_rollout_and_spreads_as_asked() -> None:
+    made, plain = environment("tools:0.2:0.5:reverse-text"), environment("reverse-text")
+    items = [made.item(seed, Split.TRAIN) for seed in range(100)]
+    waits = [item.tool.seconds(index) for item in items for index in range(40) if item.tool is not None]
+    again = [made.item(seed, Split.TRAIN).tool for seed in range(100)]
+    assert waits == [tool.seconds(index) for tool in again for index in range(40) if tool is not None]
+    assert statistics.median(waits) == pytest.approx(0.2, rel=0.05)
+    assert statistics.stdev(map(math.log, waits)) == pytest.approx(0.5, rel=0.05)
+    assert [replace(item, tool=None) for item in items] == [plain.item(seed, Split.TRAIN) for seed in range(100)]
+
+
+def test_the_tail_of_a_tool_has_an_end() -> None:
+    item = environment("tools:600:5:reverse-text").item(1, Split.TRAIN)
+    assert item.tool is not None and max(item.tool.seconds(index) for index in range(50)) == 600.0
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "tools", "tools:", "tools:0.2", "tools:0.2:1", "tools:0.2:1:", "tools:slow:1:reverse-text",
+        "tools:0:1:reverse-text", "tools:nan:1:reverse-text", "tools:inf:1:reverse-text", "tools:0.2:-1:reverse-text",
+        "tools:0.2:nan:reverse-text", "tools:0.2:1:nowhere", "tools:0.2:1:tools:0.2:1:reverse-text",
+    ],
+)  # fmt: skip
+def test_a_tool_that_makes_no_sense_is_refused(spec: str) -> None:
+    with pytest.raises(UserError, match=re.escape(spec.partition(":")[0])):
+        environment(spec)
+
+
+def test_a_tool_does_not_hide_a_file_from_the_rule_about_files(jsonl_file: Path) -> None:
+    with pytest.raises(UserError, match="may name a file only"):
+        environment(f"tools:0.2:1:jsonl:{jsonl_file}", files=False)
