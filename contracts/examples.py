@@ -20,6 +20,7 @@ BUNDLE = sha256(b"config and tokenizer").hexdigest()
 
 POLICY = m.PolicyRef(generation=2, version=12, digest=WEIGHTS)
 NEWER_POLICY = m.PolicyRef(generation=2, version=13, digest=NEWER_WEIGHTS)
+KEYFRAME = m.PolicyRef(generation=2, version=11, digest=sha256(b"weights of version 11").hexdigest())
 SAMPLING = m.Sampling(max_tokens=16, temperature=1.0, top_p=0.95, top_k=50, stop=["\n"])
 
 
@@ -127,6 +128,20 @@ EXAMPLES: dict[str, m.Message] = {
         bundle=BUNDLE,
         parent=POLICY,
         published_ns=START_NS + 1_200_000_000,
+    ),
+    "policy_version-patched": m.PolicyVersion(
+        run="demo",
+        policy=NEWER_POLICY,
+        tensors=[m.TensorSpec(name="model.embed_tokens.weight", dtype="bfloat16", shape=[1000, 900], offset=0)],
+        size=1_800_000,
+        bundle=BUNDLE,
+        parent=POLICY,
+        published_ns=START_NS + 1_200_000_000,
+        keyframe=KEYFRAME,
+        patches=[
+            m.WeightPatch(policy=POLICY, digest=sha256(b"patch 12").hexdigest(), size=14_100),
+            m.WeightPatch(policy=NEWER_POLICY, digest=sha256(b"patch 13").hexdigest(), size=13_900),
+        ],
     ),
     "policy_version-first": m.PolicyVersion(
         run="demo",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from enum import StrEnum
+from itertools import pairwise
 from typing import Annotated, ClassVar
 
 import msgspec
@@ -256,8 +257,20 @@ class Claim(Message, frozen=True, tag="claim"):
     size: Nat  # bytes
 
 
+class WeightPatch(msgspec.Struct, frozen=True):
+    """What turns the weights of one policy into those of its successor; `infra/patches.py` describes the bytes."""
+
+    policy: PolicyRef  # the weights that result
+    digest: Digest  # sha256 of the patch's blob
+    size: Positive  # bytes of the patch's blob
+
+
 class PolicyVersion(Message, frozen=True, tag="policy_version"):
-    """A policy that can be loaded now: learner -> generators, router, analyzer. Published after its weights."""
+    """A policy that can be loaded now: learner -> generators, router, analyzer. Published after its weights.
+
+    Its weights are one blob named by policy.digest, or patches on top of an earlier policy that is one, the keyframe.
+    Whoever holds the keyframe or any policy on the way needs only the patches behind it.
+    """
 
     run: Token  # run id
     policy: PolicyRef  # the weights this message announces
@@ -266,8 +279,11 @@ class PolicyVersion(Message, frozen=True, tag="policy_version"):
     bundle: Digest  # of the blob with config and tokenizer: generators need nothing but the bus
     parent: PolicyRef | None  # the policy it was trained from; None for a generation's first
     published_ns: Nat  # unix ns
+    keyframe: PolicyRef | None = None  # the policy that `patches` build on; None = this one is stored whole
+    patches: list[WeightPatch] = []  # in order, from the keyframe to this policy; empty = this one is stored whole
 
     def check(self) -> None:
+        self._check_patches()
         end = 0
         for spec in self.tensors:
             where = f"policy {self.policy.version}: {spec.name}"
@@ -276,6 +292,23 @@ class PolicyVersion(Message, frozen=True, tag="policy_version"):
             end += byte_count(spec.dtype, spec.shape, where)
         if end != self.size:
             raise InvalidMessage(f"policy {self.policy.version}: its tensors end at byte {end} of {self.size}")
+
+    def _check_patches(self) -> None:
+        where = f"policy {self.policy.version}"
+        if (self.keyframe is None) != (not self.patches):
+            raise InvalidMessage(f"{where}: keyframe and patches go together")
+        if self.keyframe is None:
+            return
+        chain = [self.keyframe, *(patch.policy for patch in self.patches)]
+        if any(ref.generation != self.policy.generation for ref in chain) or chain[-1] != self.policy:
+            raise InvalidMessage(f"{where}: its patches lead to another policy")
+        if any(later.version <= earlier.version for earlier, later in pairwise(chain)):
+            raise InvalidMessage(f"{where}: its patches are out of order")
+
+    @property
+    def transfer(self) -> int:
+        """Bytes that someone who holds its predecessor fetches: the last patch, or all of the weights."""
+        return self.patches[-1].size if self.patches else self.size
 
 
 class StepReport(Message, frozen=True, tag="step_report"):

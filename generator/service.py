@@ -129,7 +129,7 @@ class Generator:
     # -- policies in ---------------------------------------------------------------------------------------------
 
     async def follow(self, first: PolicyVersion, versions: AsyncGenerator[PolicyVersion]) -> None:
-        """Load each newer policy while requests are in flight. One that cannot be read is tried until a newer is there."""
+        """Load each newer policy while requests are in flight. One that cannot be read is tried again."""
         version, waiting = first, asyncio.ensure_future(anext(versions))
         try:
             while True:
@@ -235,19 +235,24 @@ class Generator:
             completions = await self._sample(task, prompt)
         finally:
             self.sampling -= task.group_size
+        members = list(enumerate(completions))
+        parts = [members] if item.tool is None else [[member] for member in members]  # each waits for its own tool
         async with asyncio.TaskGroup() as group:
-            for index, completion in enumerate(completions):
-                group.create_task(self._finish(task, item, index, prompt, completion, started_ns))
+            for part in parts:
+                group.create_task(self._finish(task, item, part, prompt, started_ns))
 
     async def _prompt(self, task: Task) -> tuple[Item, list[int]]:
         try:
             if task.environment not in self.environments:
                 made = await asyncio.to_thread(environment, task.environment, files=False)
                 self.environments[task.environment] = made
-            item = await asyncio.to_thread(self.environments[task.environment].item, task.seed, Split(task.split))
-            return item, await asyncio.to_thread(models.encode_prompt, self.tokenizer, item.prompt)
+            return await asyncio.to_thread(self._encoded, self.environments[task.environment], task)
         except (UserError, ValueError, TypeError) as error:
             raise Reject("bad_task", f"task {task.id}: {error}") from error
+
+    def _encoded(self, environment: Environment, task: Task) -> tuple[Item, list[int]]:
+        item = environment.item(task.seed, Split(task.split))
+        return item, models.encode_prompt(self.tokenizer, item.prompt)
 
     async def _sample(self, task: Task, prompt: list[int]) -> list[Completion]:
         completions = [Completion() for _ in range(task.group_size)]
@@ -265,24 +270,27 @@ class Generator:
         return completions
 
     async def _finish(
-        self, task: Task, item: Item, index: int, prompt: list[int], completion: Completion, started_ns: int
+        self, task: Task, item: Item, members: list[tuple[int, Completion]], prompt: list[int], started_ns: int
     ) -> None:
-        """Score one completion and publish it."""
-        text = self.tokenizer.decode(completion.tokens, skip_special_tokens=True)
-        assert completion.finish is not None
-        if item.tool is not None:  # by now the engine has given its slot to another
-            await asyncio.sleep(item.tool.seconds(index))
-        grade = await self.grader.grade(item.verifier, text, item.expected, completion.finish)
-        rollout = rollout_of(
-            task, item, index, prompt, completion, text, grade,
-            generator=self.service.instance, started_ns=started_ns, finished_ns=time.time_ns(),
-        )  # fmt: skip
-        await self.service.bus.publish(
-            subjects.ROLLOUT, rollout, id=f"{task.run}.{rollout.id}", run=task.run, purpose=task.purpose
-        )
-        self.outcomes[rollout.outcome] += 1
-        if rollout.reward is not None:
-            instruments.reward(rollout.reward, rollout.environment)
+        """Score members of a group, given with their index, and publish them."""
+        texts = [self.tokenizer.decode(member.tokens, skip_special_tokens=True) for _, member in members]
+        if item.tool is not None:  # by now the engine has given the slots to others
+            await asyncio.sleep(max(item.tool.seconds(index) for index, _ in members))
+        grades = await self.grader.grade(item.verifier, texts, item.expected, [member.finish for _, member in members])
+        finished_ns = time.time_ns()
+        rollouts = [
+            rollout_of(
+                task, item, index, prompt, completion, text, grade,
+                generator=self.service.instance, started_ns=started_ns, finished_ns=finished_ns,
+            )
+            for (index, completion), text, grade in zip(members, texts, grades, strict=True)
+        ]  # fmt: skip
+        messages = {f"{task.run}.{rollout.id}": rollout for rollout in rollouts}
+        await self.service.bus.publish_all(subjects.ROLLOUT, messages, run=task.run, purpose=task.purpose)
+        for rollout in rollouts:
+            self.outcomes[rollout.outcome] += 1
+            if rollout.reward is not None:
+                instruments.reward(rollout.reward, rollout.environment)
 
     # -- reports out ---------------------------------------------------------------------------------------------
 

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 import msgpack
+import msgspec
 import structlog
 
 from contracts import codec
 from contracts.errors import ContractError, InvalidMessage
-from contracts.messages import PolicyRef, PolicyVersion, TensorSpec
-from contracts.subjects import KV_LEASES, LEASE_TTL, POLICY_PUBLISHED, WEIGHTS
-from infra.blobs import BlobStore
+from contracts.messages import PolicyRef, PolicyVersion, TensorSpec, WeightPatch
+from contracts.subjects import KV_LEASES, POLICY_PUBLISHED, WEIGHTS
+from infra import chains, patches
+from infra.blobs import BlobError, BlobStore
 from infra.bus import Bus
 from infra.connection import Unavailable
+from infra.mirror import FETCH_SECONDS, Mirror
+from infra.retention import Retention
 
 log = structlog.get_logger(__name__)
-
-FETCH_SECONDS = 120.0
-SLOWEST_BYTES_PER_SECOND = 5_000_000
 
 
 class StalePolicy(Exception):
@@ -34,13 +34,17 @@ class StalePolicy(Exception):
 class PolicyStore:
     """The policies of one run."""
 
-    def __init__(self, bus: Bus, run: str) -> None:
+    def __init__(self, bus: Bus, run: str, *, keyframe_every: int = 1) -> None:
+        """`keyframe_every` is for who publishes: weights are stored whole at least that often, and at first."""
         self._bus = bus
         self._run = run
+        self._keyframe_every = keyframe_every
         self._blobs = BlobStore(bus.connection, WEIGHTS, run)
-        self._versions: dict[PolicyRef, str] = {}  # the newest known versions -> their bundle
-        self._seen: int | None = None  # stream sequence up to which `_versions` is complete
+        self._retention = Retention(bus, self._blobs, run)
+        self._last: tuple[PolicyVersion, memoryview] | None = None  # published last, with the weights
         self._bundle: tuple[str, bytes] | None = None  # digest and content of the one put last
+        self._answered: set[str] = set()  # keys of requests for whole weights
+        self._storing = asyncio.Lock()  # publication and repair exclude each other
 
     async def publish(
         self,
@@ -54,33 +58,58 @@ class PolicyStore:
     ) -> PolicyVersion:
         """Store weights, move the head to them, and announce them. Doing it again with the same weights is harmless.
 
-        The bundle that was put last goes with it again where the store has lost it: it expires, the run may not.
+        Stored is a patch on top of the weights published last, or all of them: at first, every `keyframe_every`
+        versions, and when a patch would be no gain. `data` is kept, and must not be changed any more. The bundle that
+        was put last goes with it again where the store has lost it: it expires, the run may not.
         Raises `StalePolicy` if the head is newer, or if it has the same generation and version with other weights;
         `QueueFull` if the store is full.
         """
-        digest = await asyncio.to_thread(lambda: hashlib.sha256(data).hexdigest())
-        policy = PolicyRef(generation, version, digest)
-        head = await self.head()
-        _check_order(policy, head)
-        if head is not None and head.policy == policy:
-            message = head
-        else:
-            await self._blobs.put(data, known_digest=digest)
-            if self._bundle is not None and self._bundle[0] == bundle:
-                await self._blobs.put(self._bundle[1], known_digest=bundle)
-            message = PolicyVersion(
-                run=self._run,
-                policy=policy,
-                tensors=tensors,
-                size=data.nbytes,
-                bundle=bundle,
-                parent=parent,
-                published_ns=time.time_ns(),
+        async with self._storing:
+            digest, patch = await asyncio.gather(
+                asyncio.to_thread(lambda: hashlib.sha256(data).hexdigest()),
+                asyncio.to_thread(self._patch, generation, version, data, tensors),
             )
-            await self._move_head(message)
-        id = f"{self._run}.policy.{generation}.{version}.{digest}"
-        await self._bus.publish(POLICY_PUBLISHED, message, id=id, run=self._run)
-        return message
+            policy = PolicyRef(generation, version, digest)
+            message = await self.head()
+            _check_order(policy, message)
+            if message is None or message.policy != policy:
+                keyframe, chain = await self._store(policy, data, patch)
+                if self._bundle is not None and self._bundle[0] == bundle:
+                    await self._blobs.put(self._bundle[1], known_digest=bundle)
+                message = PolicyVersion(
+                    run=self._run,
+                    policy=policy,
+                    tensors=tensors,
+                    size=data.nbytes,
+                    bundle=bundle,
+                    parent=parent,
+                    published_ns=time.time_ns(),
+                    keyframe=keyframe,
+                    patches=chain,
+                )
+                await self._move_head(message)
+                self._last = message, data
+            id = f"{self._run}.policy.{generation}.{version}.{digest}"
+            await self._bus.publish(POLICY_PUBLISHED, message, id=id, run=self._run)
+            return message
+
+    def _patch(self, generation: int, version: int, data: memoryview, tensors: list[TensorSpec]) -> bytes | None:
+        """What makes `data` of the weights published last; None where they are to be stored whole."""
+        if self._last is None or not chains.may_extend(
+            self._last[0], generation, version, tensors, self._keyframe_every
+        ):
+            return None
+        patch = patches.diff(self._last[1], data, tensors)
+        return patch if chains.worth_a_patch(self._last[0], len(patch)) else None
+
+    async def _store(
+        self, policy: PolicyRef, data: memoryview, patch: bytes | None
+    ) -> tuple[PolicyRef | None, list[WeightPatch]]:
+        if patch is None or self._last is None:
+            await self._blobs.put(data, known_digest=policy.digest)
+            return None, []
+        digest = await self._blobs.put(patch)
+        return chains.extended(self._last[0], WeightPatch(policy=policy, digest=digest, size=len(patch)))
 
     async def put_bundle(self, files: dict[str, bytes]) -> str:
         """Store what a generator needs besides weights (configuration, tokenizer) and return its digest."""
@@ -91,7 +120,7 @@ class PolicyStore:
 
     async def get_bundle(self, digest: str) -> dict[str, bytes]:
         """The files of a bundle by name. Raises as `BlobStore.get`, or `InvalidMessage`."""
-        async with self._reading(digest):
+        async with self._retention.reading(digest):
             data = await self._blobs.get(digest, timeout=FETCH_SECONDS)
         files = codec.unpack(memoryview(data))
         if not all(isinstance(name, str) and isinstance(content, bytes) for name, content in files.items()):
@@ -119,36 +148,46 @@ class PolicyStore:
                     yield head
                 await anext(announcements)
 
-    async def fetch(self, policy: PolicyVersion) -> bytearray:
-        """The weight bytes, verified. Raises as `BlobStore.get`, or `InvalidMessage` if their size is not as announced.
+    def mirror(self) -> Mirror:
+        """A copy of the weights, still empty, that follows versions."""
+        return Mirror(self._blobs, self._retention)
 
-        While it reads, `collect` leaves them alone.
-        """
-        limit = FETCH_SECONDS + policy.size / SLOWEST_BYTES_PER_SECOND
-        async with self._reading(policy.policy.digest):
-            data = await self._blobs.get(policy.policy.digest, timeout=limit, max_bytes=policy.size)
-        if len(data) != policy.size:
-            raise InvalidMessage(f"policy {policy.policy.version}: {len(data)} weight bytes, announced {policy.size}")
-        return data
+    async def fetch(self, policy: PolicyVersion) -> bytearray:
+        """The weight bytes, verified, by someone who holds no other. Raises as `Mirror.bring_to`."""
+        return (await self.mirror().bring_to(policy)).data
 
     async def collect(self, keep: int) -> int:
         """Delete every blob but those of the newest `keep` versions and what is being read; return how many.
 
         So what a learner stored and did not live to announce goes as well. For a learner that is not publishing.
         """
-        surplus = await self._blobs.list()  # looked at first: what is announced after it is not among them
-        await self._learn_versions()
-        newest = sorted(self._versions, reverse=True)[:keep]
-        self._versions = {policy: self._versions[policy] for policy in newest}
-        surplus -= {policy.digest for policy in newest} | set(self._versions.values())
-        if (head := await self.head()) is not None:
-            surplus -= {head.policy.digest, head.bundle}
-        deleted = 0
-        for digest in surplus:
-            if digest not in await self._being_read():  # or else next time
-                await self._blobs.delete(digest)
-                deleted += 1
-        return deleted
+        return await self._retention.collect(keep, await self.head())
+
+    async def ask_for_whole(self, policy: PolicyRef) -> None:
+        """Tell the publisher that a policy can be read by no way. The request expires by itself within seconds."""
+        await self._bus.put(f"{self._requests}.{policy.digest}.{secrets.token_hex(8)}", b"", bucket=KV_LEASES)
+
+    async def repair(self) -> bool:
+        """Store the newest weights whole if somebody has asked for them; True when that was done.
+
+        Blobs can be lost or damaged in the store, and a chain of patches breaks with any of them; whoever waits for
+        its policy would wait until the next keyframe, and the learner, perhaps, for what it makes. The next patch
+        builds on what is stored here. For the learner that published last. Raises as `publish`.
+        """
+        asked = await self._bus.keys(f"{self._requests}.>", bucket=KV_LEASES)
+        wanted = {key.split(".")[-2] for key in asked - self._answered}
+        async with self._storing:
+            if self._last is None or self._last[0].policy.digest not in wanted:
+                return False
+            message, data = self._last
+            try:
+                await self._blobs.get(message.policy.digest, timeout=FETCH_SECONDS, max_bytes=message.size)
+            except BlobError:
+                await self._blobs.delete(message.policy.digest)
+                await self._blobs.put(data, known_digest=message.policy.digest)
+            self._last = msgspec.structs.replace(message, keyframe=None, patches=[]), data
+        self._answered = asked
+        return True
 
     async def _head(self) -> tuple[PolicyVersion | None, int]:
         entry = await self._bus.get(self._head_key)
@@ -187,41 +226,9 @@ class PolicyStore:
             if moved is not None:
                 return
 
-    async def _learn_versions(self) -> None:
-        start = None if self._seen is None else self._seen + 1
-        reader = self._bus.read(
-            POLICY_PUBLISHED, kind=PolicyVersion, start=start, follow=False, consumer="collect", run=self._run
-        )
-        async with aclosing(reader):
-            async for received in reader:
-                self._versions[received.message.policy] = received.message.bundle
-                self._seen = received.sequence
-
-    @asynccontextmanager
-    async def _reading(self, digest: str) -> AsyncIterator[None]:
-        """Hold a key that says so and expires by itself, renewed for as long as the reading takes."""
-        key = f"{self._readers}.{digest}.{secrets.token_hex(8)}"
-
-        async def renew() -> None:
-            while True:
-                await asyncio.sleep(LEASE_TTL / 3)
-                with contextlib.suppress(Unavailable):
-                    await self._bus.put(key, b"", bucket=KV_LEASES)
-
-        await self._bus.put(key, b"", bucket=KV_LEASES)
-        renewing = asyncio.create_task(renew())
-        try:
-            yield
-        finally:
-            renewing.cancel()
-
-    async def _being_read(self) -> set[str]:
-        keys = await self._bus.keys(f"{self._readers}.>", bucket=KV_LEASES)
-        return {key.split(".")[-2] for key in keys}
-
     @property
-    def _readers(self) -> str:
-        return f"{self._run}.policy.readers"
+    def _requests(self) -> str:
+        return f"{self._run}.policy.wanted"
 
 
 def _order(version: PolicyVersion) -> tuple[int, int]:

@@ -134,13 +134,23 @@ class Summary:
             "tasks_expired": len(self.discarded_tasks[m.Reason.TASK_EXPIRED]),
             "duplicates_trained": trained.total() - len(trained),
             "policy_versions": len({ref.version for ref in self.policies if survives(ref, starts)}),
-            "weights_bytes": sum(
-                {version.policy.digest: version.size for version, _ in self.policies.values()}.values()
-            ),
+            **self._weights(),
             "wall_seconds": self._wall_seconds(),
             "reward_per_step": [fmean(step.rewards) if step.rewards else None for step in surviving],
             "dead_letters": dict(sorted(self.dead_letters.items())),
             "mismatches": mismatches,
+        }
+
+    def _weights(self) -> dict[str, int]:
+        """What was stored of the policy versions, each blob once: equal weights have one digest."""
+        stored: dict[str, m.PolicyVersion] = {}
+        for version, _ in self.policies.values():
+            stored[version.patches[-1].digest if version.patches else version.policy.digest] = version
+        patches = sum(bool(version.patches) for version in stored.values())
+        return {
+            "weights_bytes": sum(version.transfer for version in stored.values()),
+            "weights_keyframes": len(stored) - patches,
+            "weights_patches": patches,
         }
 
     def _evaluation(self, starts: dict[int, int]) -> dict[str, Any]:

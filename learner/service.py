@@ -22,7 +22,6 @@ from contracts.messages import PolicyRef, PolicyVersion, Purpose, Reason, Rollou
 from infra import instruments, models, telemetry
 from infra.errors import UserError
 from infra.leases import Lease, acquire
-from infra.policies import PolicyStore
 from infra.service import Service
 from learner.advantages import group_advantages
 from learner.checkpoints import Checkpoints
@@ -32,6 +31,7 @@ from learner.intake import Drop, Intake, TrainingGroup
 from learner.lineage import Lineage
 from learner.packing import Sample, sample_of
 from learner.progress import Progress
+from learner.publisher import Publisher
 from learner.reports import discard, record_step, step_report
 from learner.settings import LearnerSettings
 from learner.stopwatch import Stopwatch
@@ -83,11 +83,9 @@ class Learner:
         self.thread = thread
         self.intake = intake
         self.run_name = service.settings.run.name
-        self.policies = PolicyStore(service.bus, self.run_name)
+        self.publisher = Publisher(service.bus, self.run_name, settings, generation)
         self.checkpoints = Checkpoints(_directory(service), settings.keep_checkpoints, generation)
         self.stopwatch = Stopwatch(time.monotonic)
-        self.policy: PolicyRef | None = None
-        self.bundle = ""
         self.version = trainer.version  # the trainer's own moves inside its thread, this one between steps
         self.room = asyncio.Event()  # the gate may have room: `_admit` looks
         self.arrived = asyncio.Event()  # a batch may be there, or the service is stopping: `_next_batch` looks
@@ -125,11 +123,11 @@ class Learner:
             intake.lineage = Lineage(starts).extended(generation, trainer.version)
             log.info("resumed", version=trainer.version, generation=generation, position=intake.position)
         learner = cls(service, settings, generation, trainer, thread, intake)
-        learner.bundle = await learner.policies.put_bundle(models.bundle(folder))
+        await learner.publisher.start(models.bundle(folder))
         weights = await thread.run(trainer.weights)
         if checkpoint is None:
             await learner._check_start(hashlib.sha256(weights[0]).hexdigest())
-        await learner._publish_policy(weights, version=trainer.version, parent=None)
+        await learner.publisher.publish(weights, trainer.version)
         service.ready(f"version {trainer.version}, generation {generation}")
         return learner
 
@@ -153,6 +151,7 @@ class Learner:
     async def run(self) -> None:
         """Evaluate, train, evaluate."""
         self.service.spawn(self._beat(), "liveness")
+        self.service.spawn(self.publisher.repair(), "repair")
         if self.version == 0:
             await self._evaluate()
         if self.version < self.settings.steps and not self.service.stopping.is_set():
@@ -171,8 +170,8 @@ class Learner:
             await self._evaluate()
 
     async def _evaluate(self) -> None:
-        assert self.policy is not None, "announced at start"
-        score = await evaluate(self.service, self.settings, self.policy)
+        assert self.publisher.policy is not None, "announced at start"
+        score = await evaluate(self.service, self.settings, self.publisher.policy)
         if score is not None:
             log.info("evaluated", version=self.version, accuracy=score)
 
@@ -363,25 +362,14 @@ class Learner:
     async def _announce(self, weights: tuple[memoryview, list[TensorSpec]], report: StepReport) -> None:
         """Publish the version, then the report of the step that made it; collect versions nobody needs."""
         version = report.step
-        policy = await self._publish_policy(weights, version=version, parent=self.policy)
+        policy = await self.publisher.publish(weights, version)
         report = msgspec.structs.replace(report, policy=policy)
         key = f"{self.run_name}.{self.generation}.{version}"
         await self.service.bus.publish(subjects.STEP, report, id=key, run=self.run_name)
         record_step(report)
         mean = sum(report.rewards) / max(len(report.rewards), 1)
         log.info("step", version=version, reward=round(mean, 3), staleness=max(report.staleness, default=0))
-        await self.policies.collect(self.settings.keep_versions)
-
-    async def _publish_policy(
-        self, weights: tuple[memoryview, list[TensorSpec]], *, version: int, parent: PolicyRef | None
-    ) -> PolicyRef:
-        data, tensors = weights
-        published = await self.policies.publish(
-            generation=self.generation, version=version, data=data, tensors=tensors, bundle=self.bundle, parent=parent
-        )
-        instruments.weights(published.size, "publish")
-        self.policy = published.policy
-        return published.policy
+        await self.publisher.collect()
 
 
 def _samples(batch: list[TrainingGroup], settings: LearnerSettings) -> list[list[Sample]]:

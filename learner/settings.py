@@ -47,6 +47,16 @@ class OptimizerSettings(Section):
     max_grad_norm: float = Field(1.0, gt=0, description="gradient norm is clipped to this")
 
 
+class LoraSettings(Section):
+    """Low-rank adapters: only they are trained, and what is published is the model with them merged in."""
+
+    rank: int = Field(0, ge=0, description="rank of the adapters; 0 = the whole model is trained")
+    alpha: float = Field(32.0, gt=0, description="adapters are scaled by alpha/rank")
+    targets: list[str] = Field(
+        default=[], description="names of the linear layers adapted; empty = all but the output head"
+    )
+
+
 class EvaluationSettings(Section):
     """Held-out items, sampled greedily before the first step and after the last one."""
 
@@ -68,15 +78,29 @@ class LearnerSettings(Section):
     sampling: SamplingSettings = SamplingSettings()
     objective: ObjectiveSettings = ObjectiveSettings()
     optimizer: OptimizerSettings = OptimizerSettings()
+    lora: LoraSettings = LoraSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     precision: Literal["bf16", "fp32"] = Field("bf16", description="autocast of the forward pass; masters stay fp32")
-    token_budget: int = Field(4096, ge=16, description="tokens in one forward pass; longer rollouts are refused")
-    threads: int = Field(0, ge=0, description="CPU threads of torch; 0 = torch's choice")
-    device: str = Field("auto", description="auto, cpu, cuda, cuda:1, …")
+    token_budget: int = Field(
+        4096,
+        ge=16,
+        description="tokens in one forward pass, gradients of several are accumulated; longer rollouts are refused",
+    )
+    gradient_checkpointing: bool = Field(
+        False, description="recompute activations in the backward pass: less memory, about a third more computing"
+    )
+    ranks: int = Field(1, ge=1, description="processes, one per device, that share each step and the model's state")
+    threads: int = Field(0, ge=0, description="CPU threads of torch in each rank; 0 = torch's choice")
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:1, …; several ranks take one cuda device each")
     group_deadline: float = Field(60.0, gt=0, description="seconds from a group's first rollout until it is closed")
     task_deadline: float = Field(
         300.0, gt=0, description="seconds from the first sign that nobody works on a task until it is given up"
     )
     keep_versions: int = Field(4, ge=2, description="weight versions kept in the store")
+    keyframe_every: int = Field(
+        100,
+        ge=1,
+        description="a version is stored whole at least that often; those between as patches of the one before",
+    )
     checkpoint_every: int = Field(10, ge=1, description="steps between checkpoints")
     keep_checkpoints: int = Field(2, ge=1, description="checkpoints kept on disk")

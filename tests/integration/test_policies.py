@@ -247,7 +247,7 @@ async def test_shared_blobs_stay_while_one_user_is_kept(store: PolicyStore, blob
 
 async def test_a_reader_is_not_cut_off(store: PolicyStore, blobs: BlobStore) -> None:
     old = await publish(store, 0)
-    async with store._reading(old.policy.digest):
+    async with store._retention.reading(old.policy.digest):
         await publish(store, 1)
         assert await store.collect(keep=1) == 0
         assert bytes(await store.fetch(old)) == weights(1000)

@@ -17,6 +17,7 @@ from infra.cli.contracts import GOLDEN
 
 ROLLOUT: m.Rollout = EXAMPLES["rollout"]  # type: ignore[assignment]
 POLICY_VERSION: m.PolicyVersion = EXAMPLES["policy_version"]  # type: ignore[assignment]
+PATCHED: m.PolicyVersion = EXAMPLES["policy_version-patched"]  # type: ignore[assignment]
 STEP: m.StepReport = EXAMPLES["step_report"]  # type: ignore[assignment]
 TASK: m.Task = EXAMPLES["task"]  # type: ignore[assignment]
 BLOB: m.BlobManifest = EXAMPLES["blob_manifest"]  # type: ignore[assignment]
@@ -108,6 +109,15 @@ REFUSED = {
     ),
     "policy: too many dimensions": Case(
         POLICY_VERSION, {"tensors": [m.TensorSpec(name="a", dtype="int32", shape=[1] * 17, offset=0)]}, "dimensions"
+    ),
+    "policy: a keyframe without patches": Case(PATCHED, {"patches": []}, "go together"),
+    "policy: patches without a keyframe": Case(PATCHED, {"keyframe": None}, "go together"),
+    "policy: patches of another policy": Case(PATCHED, {"patches": PATCHED.patches[:1]}, "lead to another policy"),
+    "policy: patches out of order": Case(
+        PATCHED, {"patches": [PATCHED.patches[1], *PATCHED.patches]}, "patches are out of order"
+    ),
+    "policy: patches of another generation": Case(
+        PATCHED, {"keyframe": m.PolicyRef(1, 11, "a" * 64)}, "lead to another policy"
     ),
     "step: rewards of other rollouts": Case(STEP, {"rewards": [1.0]}, "differ in length"),
     "step: a NaN loss": Case(STEP, {"loss": np.nan}, "finite"),
@@ -224,6 +234,7 @@ READ_BY_ANY_CLIENT = {
     "blob_manifest": {"type": "blob_manifest", "size": 2_000_000, "chunk_bytes": 921_600, "chunks": 3},
     "claim": {"type": "claim", "schema": "rollout/1", "size": 1_734_112},
     "policy_version": {"type": "policy_version", "run": "demo", "size": 2_000_000},
+    "policy_version-patched": {"type": "policy_version", "size": 1_800_000},
     "policy_version-first": {"parent": None, "tensors": [], "size": 0},
     "step_report": {"type": "step_report", "step": 13, "staleness": [0, 3], "loss": -0.0625, "learning_rate": 2e-5},
     "generator_report": {"type": "generator_report", "outcomes": {"ok": 410, "wrong": 228, "verifier_timeout": 2}},

@@ -1,0 +1,65 @@
+"""Which blobs make a policy version: a keyframe and the patches on top of it. Pure decisions of both sides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from contracts.messages import PolicyRef, PolicyVersion, TensorSpec, WeightPatch
+
+LARGEST_PATCH = 0.5  # of a full transfer; what is larger is not worth a longer chain
+
+
+@dataclass(frozen=True)
+class Route:
+    """One way to a version's weights: begin with those of `start`, apply `patches` in order."""
+
+    start: PolicyRef
+    patches: list[WeightPatch]
+    held: bool = False  # the weights of `start` are there already
+
+
+def routes(version: PolicyVersion, held: PolicyRef | None) -> list[Route]:
+    """Ways to a version's weights for someone who holds those of `held`, cheapest first.
+
+    For a version made of patches, its whole weights under its own digest are the last resort: they are there once the
+    publisher has repaired the chain.
+    """
+    chain = [version.keyframe or version.policy, *(patch.policy for patch in version.patches)]
+    found = [Route(held, version.patches[chain.index(held) :], held=True)] if held is not None and held in chain else []
+    found.append(Route(chain[0], version.patches))
+    if version.patches:
+        found.append(Route(version.policy, []))
+    return found
+
+
+def blobs_of(version: PolicyVersion) -> frozenset[str]:
+    """Digests of all blobs that readers of a version may need, its bundle included."""
+    weights = {version.policy.digest, *(patch.digest for patch in version.patches)}
+    return frozenset(weights | {version.bundle} | ({version.keyframe.digest} if version.keyframe else set()))
+
+
+def may_extend(
+    last: PolicyVersion, generation: int, version: int, tensors: list[TensorSpec], keyframe_every: int
+) -> bool:
+    """Whether a patch on top of `last` can be the next version, if it is small enough for `worth_a_patch`."""
+    return (
+        last.policy.generation == generation
+        and last.policy.version < version
+        and last.tensors == tensors
+        and len(last.patches) + 1 < keyframe_every
+    )
+
+
+def worth_a_patch(last: PolicyVersion, patch_bytes: int) -> bool:
+    """False where a keyframe is the better deal: for the one transfer, or for whoever joins later.
+
+    The patches of a chain together stay below a full transfer, so a late joiner never fetches more than twice as much
+    as from a keyframe.
+    """
+    chain = sum(patch.size for patch in last.patches) + patch_bytes
+    return patch_bytes <= LARGEST_PATCH * last.size and chain < last.size
+
+
+def extended(last: PolicyVersion, patch: WeightPatch) -> tuple[PolicyRef, list[WeightPatch]]:
+    """Keyframe and patches of the version that `patch` makes of `last`."""
+    return last.keyframe or last.policy, [*last.patches, patch]
