@@ -20,23 +20,20 @@ class Completion:
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    policies: list[PolicyRef] = field(default_factory=list)
+    policies: list[tuple[int, PolicyRef]] = field(default_factory=list)  # each with the first token it sampled
     finish: Finish | None = None
 
     def add(self, sampled: SampledToken) -> None:
         """Append the next token."""
+        if not self.policies or self.policies[-1][1] != sampled.policy:
+            self.policies.append((len(self.tokens), sampled.policy))
         self.tokens.append(sampled.token)
         self.logprobs.append(sampled.logprob)
-        self.policies.append(sampled.policy)
         self.finish = sampled.finish
 
     def segments(self, prompt_length: int) -> list[PolicySegment]:
         """Where the policy changed, as positions in prompt + completion."""
-        return [
-            PolicySegment(prompt_length + position, policy)
-            for position, policy in enumerate(self.policies)
-            if position == 0 or policy != self.policies[position - 1]
-        ]
+        return [PolicySegment(prompt_length + position, policy) for position, policy in self.policies]
 
 
 def sampling_seed(task: Task) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from infra.sandbox import Limits, Sandbox, SandboxCrash, SandboxTimeout
 
 TEXT_ENTRY = "infra.grading.verifiers:grade"
 GYM_ENTRY = "infra.grading.gym:grade"
+COMPARES_ENTRY = "infra.grading.gym:compares"
 MAX_BATCH = 64  # completions judged by one sandbox call, where the verifier evaluates nothing
 MAX_BATCH_CHARACTERS = 1_000_000
 
@@ -31,7 +33,7 @@ def known(verifier: str) -> bool:
     return verifier in VERIFIERS or verifier.startswith("gym:")
 
 
-def settle(verdict: Any, finish: str) -> Grade:
+def settle(verdict: Any, finish: str | None) -> Grade:
     """A verdict from the sandbox, checked, and read in the light of how sampling ended."""
     try:
         outcome, reward = Outcome(verdict["outcome"]), float(verdict["reward"])
@@ -55,41 +57,72 @@ class Grader:
     def __init__(self, sandbox: Sandbox, wall_seconds: float) -> None:
         """`wall_seconds`: of one sandbox call, imports not counted; its CPU seconds are bounded by the same figure."""
         self._sandbox = sandbox
-        self._limits = replace(Limits(), wall_seconds=wall_seconds, cpu_seconds=wall_seconds)
+        limits = replace(Limits(), wall_seconds=wall_seconds, cpu_seconds=wall_seconds)
+        self._texts, self._gym = _Judge(sandbox, TEXT_ENTRY, limits), _Judge(sandbox, GYM_ENTRY, limits)
+        self._comparing: dict[str, bool] = {}  # by gym task: whether its scorer evaluates nothing
+
+    async def grade(
+        self, verifier: str, completions: Sequence[str], expected: Any, finishes: Sequence[str | None]
+    ) -> list[Grade]:
+        """Judge the completions of one item, and how each ended; `expected` is its gold as its environment gave it.
+
+        Never raises on its input.
+        """
+        requests = [{"verifier": verifier, "completion": text, "expected": expected} for text in completions]
+        if verifier in VERIFIERS:
+            verdicts = await self._texts.together(requests)
+        elif not verifier.startswith("gym:"):
+            return [Grade(Outcome.VERIFIER_ERROR, None, reason=f"there is no verifier {verifier!r}")] * len(requests)
+        elif await self._compares(verifier.partition(":")[2]):
+            verdicts = await self._gym.together(requests)
+        else:
+            verdicts = await self._gym.one_by_one(requests)
+        return [_grade(verdict, finish) for verdict, finish in zip(verdicts, finishes, strict=True)]
+
+    async def _compares(self, name: str) -> bool:
+        if name not in self._comparing:
+            try:
+                self._comparing[name] = await self._sandbox.call(COMPARES_ENTRY, name) is True
+            except (SandboxTimeout, SandboxCrash):
+                return False  # the verdicts will say what is wrong
+        return self._comparing[name]
+
+
+def _grade(verdict: Any, finish: str | None) -> Grade:
+    if isinstance(verdict, SandboxTimeout):
+        return Grade(Outcome.VERIFIER_TIMEOUT, None, reason=str(verdict))
+    if isinstance(verdict, SandboxCrash):
+        return Grade(Outcome.VERIFIER_ERROR, None, reason=str(verdict))
+    if isinstance(verdict, BaseException):
+        raise verdict
+    return settle(verdict, finish)
+
+
+class _Judge:
+    """One sandbox function over many completions: one verdict, or the exception in its place, for each request."""
+
+    def __init__(self, sandbox: Sandbox, entry: str, limits: Limits) -> None:
+        self._sandbox = sandbox
+        self._entry = entry
+        self._limits = limits
         self._waiting: list[tuple[dict[str, Any], asyncio.Future[Any]]] = []
         self._collector: asyncio.Task[None] | None = None
 
-    async def grade(self, verifier: str, completion: str, expected: Any, finish: str) -> Grade:
-        """Judge one completion; `expected` is the item's gold as its environment gave it. Never raises on its input."""
-        request = {"verifier": verifier, "completion": completion, "expected": expected}
-        try:
-            if verifier in VERIFIERS:
-                verdict = await self._batched(request)
-            elif verifier.startswith("gym:"):
-                verdict = await self._alone(GYM_ENTRY, request)
-            else:
-                return Grade(Outcome.VERIFIER_ERROR, None, reason=f"there is no verifier {verifier!r}")
-        except SandboxTimeout as error:
-            return Grade(Outcome.VERIFIER_TIMEOUT, None, reason=str(error))
-        except SandboxCrash as error:
-            return Grade(Outcome.VERIFIER_ERROR, None, reason=str(error))
-        return settle(verdict, finish)
+    async def one_by_one(self, requests: list[dict[str, Any]]) -> list[Any]:
+        """Each in a call of its own."""
+        return await asyncio.gather(*map(self._alone, requests), return_exceptions=True)
 
-    async def _alone(self, entry: str, request: dict[str, Any]) -> Any:
-        verdicts = await self._sandbox.call(entry, [request], limits=self._limits)
-        if not isinstance(verdicts, list) or len(verdicts) != 1:
-            raise SandboxCrash(f"{entry}: the verdict is not one for one completion")
-        return verdicts[0]
-
-    async def _batched(self, request: dict[str, Any]) -> Any:
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting.append((request, answer))
-        if self._collector is None or self._collector.done():
-            self._collector = asyncio.create_task(self._collect())
-        return await answer
+    async def together(self, requests: list[dict[str, Any]]) -> list[Any]:
+        """With all that waits, in as few calls as possible; each in its own where such a call fails."""
+        loop = asyncio.get_running_loop()
+        waiting = [(request, loop.create_future()) for request in requests]
+        self._waiting += waiting
+        if self._waiting and (self._collector is None or self._collector.done()):
+            self._collector = loop.create_task(self._collect())
+        return await asyncio.gather(*(answer for _, answer in waiting), return_exceptions=True)
 
     async def _collect(self) -> None:
-        await asyncio.sleep(0)  # let the rest of a group that is graded at once join the first batch
+        await asyncio.sleep(0)  # let the groups that end in the same step join the first batch
         while self._waiting:
             batch = self._take()
             try:
@@ -100,11 +133,7 @@ class Grader:
                 self._waiting.clear()
                 raise
             for (_, answer), verdict in zip(batch, verdicts, strict=True):
-                if answer.done():  # its caller was cancelled
-                    continue
-                if isinstance(verdict, BaseException):
-                    answer.set_exception(verdict)
-                else:
+                if not answer.done():  # or else its caller was cancelled
                     answer.set_result(verdict)
 
     def _take(self) -> list[tuple[dict[str, Any], asyncio.Future[Any]]]:
@@ -118,13 +147,17 @@ class Grader:
         return batch
 
     async def _judge(self, requests: list[dict[str, Any]]) -> list[Any]:
-        """One verdict or exception for each request."""
         if len(requests) > 1:
             try:
-                verdicts = await self._sandbox.call(TEXT_ENTRY, requests, limits=self._limits)
+                verdicts = await self._sandbox.call(self._entry, requests, limits=self._limits)
                 if isinstance(verdicts, list) and len(verdicts) == len(requests):
                     return verdicts
             except (SandboxTimeout, SandboxCrash):
                 pass
-        alone = (self._alone(TEXT_ENTRY, request) for request in requests)
-        return await asyncio.gather(*alone, return_exceptions=True)
+        return await self.one_by_one(requests)
+
+    async def _alone(self, request: dict[str, Any]) -> Any:
+        verdicts = await self._sandbox.call(self._entry, [request], limits=self._limits)
+        if not isinstance(verdicts, list) or len(verdicts) != 1:
+            raise SandboxCrash(f"{self._entry}: the verdict is not one for one completion")
+        return verdicts[0]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from reasoning_gym.factory import get_score_answer_fn
+from reasoning_gym.dataset import ProceduralDataset
+from reasoning_gym.factory import DATASETS, get_score_answer_fn
 
 from infra.grading import entries, extract
 from infra.grading.verifiers import Verdict, no_answer, verdict
@@ -19,6 +20,11 @@ def grade(requests: list[dict[str, Any]]) -> list[Verdict]:
     The score of reasoning_gym is the reward; only a full score is right. Raises whatever a scorer raises.
     """
     return [_grade(request["verifier"].partition(":")[2], request) for request in requests]
+
+
+def compares(name: str) -> bool:
+    """Sandbox entry: whether a task's scorer is the common one, which compares texts and evaluates nothing."""
+    return DATASETS[name][0].score_answer is ProceduralDataset.score_answer
 
 
 def _grade(name: str, request: dict[str, Any]) -> Verdict:

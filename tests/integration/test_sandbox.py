@@ -219,9 +219,37 @@ async def test_scorers_that_evaluate_the_models_text(
 ) -> None:
     entry = create_dataset(task, seed=1, size=1)[0]
     completion = f"<answer>{entry['answer'] if answer is None else answer}</answer>"
-    grade = await gym_grader.grade(f"gym:{task}", completion, entries.pack(entry), Finish.STOP)
+    (grade,) = await gym_grader.grade(f"gym:{task}", [completion], entries.pack(entry), [Finish.STOP])
     assert grade.outcome is outcome
     assert (grade.reward is None) == (outcome in (Outcome.VERIFIER_TIMEOUT, Outcome.VERIFIER_ERROR))
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(
+    ("task", "texts", "outcomes"),
+    [
+        (  # evaluates: each in a process of its own
+            "countdown",
+            ["9**9**9", "{}", "\ud800", '__import__("os").abort()', "1", None],
+            ["verifier_timeout", "wrong", "wrong", "verifier_error", "wrong", "ok"],
+        ),
+        (
+            "spiral_matrix",
+            [None, '__import__("os").abort()', "1"],
+            ["ok", "verifier_error", "wrong"],
+        ),
+        ("basic_arithmetic", ["9**9**9", "\ud800", "", None, None], ["wrong", "wrong", "no_answer", "ok", "ok"]),
+    ],
+)
+async def test_a_member_that_hangs_or_kills_its_process_costs_the_group_nothing(
+    gym_grader: Grader, task: str, texts: list[str | None], outcomes: list[str]
+) -> None:
+    entry = create_dataset(task, seed=1, size=1)[0]
+    completions = [f"<answer>{entry['answer'] if text is None else text}</answer>" for text in texts]
+    finishes = [Finish.STOP] * len(texts)
+    grades = await gym_grader.grade(f"gym:{task}", completions, entries.pack(entry), finishes)
+    assert [grade.outcome for grade in grades] == outcomes
+    assert [grade.reward is None for grade in grades] == [outcome.startswith("verifier") for outcome in outcomes]
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -236,7 +264,7 @@ async def test_hostile_text_is_graded_and_nothing_more(gym_grader: Grader, verif
         "\x00",
         "\\boxed{" * 99,
     ]
-    grades = await asyncio.gather(*(gym_grader.grade(verifier, text, "7", Finish.STOP) for text in [*hostile, "7"]))
+    grades = await gym_grader.grade(verifier, [*hostile, "7"], "7", [Finish.STOP] * (len(hostile) + 1))
     assert [grade.outcome is Outcome.OK for grade in grades] == [False] * len(hostile) + [True]
     assert all(grade.reward is not None for grade in grades)
 
@@ -252,7 +280,7 @@ async def main():
     sandbox = Sandbox(1, Limits())
     await sandbox.start()
     item = environment("gym:basic_arithmetic").item(1, Split.TRAIN)
-    grade = await Grader(sandbox, 20).grade(item.verifier, "Answer: 12345", item.expected, "stop")
+    (grade,) = await Grader(sandbox, 20).grade(item.verifier, ["Answer: 12345"], item.expected, ["stop"])
     print(json.dumps([sandbox.missing, grade.outcome, grade.reason]))
     await sandbox.close()
 

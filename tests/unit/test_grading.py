@@ -288,17 +288,24 @@ async def test_completions_are_judged_together_and_none_suffers_from_another(
 ) -> None:
     sandbox = OneProcess("poison", error)
     grader = Grader(sandbox, 1.0)
-    texts = [str(number) for number in range(100)]
-    grades = await asyncio.gather(*(grader.grade("exact", text, text, Finish.STOP) for text in texts))
-    assert all(grade.outcome is Outcome.OK for grade in grades) and len(sandbox.batches) < 10
-    texts[50] = "poison"
-    grades = await asyncio.gather(*(grader.grade("exact", text, text, Finish.STOP) for text in texts))
-    assert [grade.outcome for grade in grades] == [Outcome.OK] * 50 + [outcome] + [Outcome.OK] * 49
-    assert grades[50].reward is None and grades[50].reason == str(error)
+    groups = [["7", "8", "poison" if number == 5 else "7", "7"] for number in range(25)]
+    grades = await asyncio.gather(*(grader.grade("exact", group, "7", [Finish.STOP] * 4) for group in groups[6:]))
+    assert all([grade.reward for grade in group] == [1.0, 0.0, 1.0, 1.0] for group in grades)
+    assert len(sandbox.batches) == 2, "76 completions of many groups, at most 64 in a call"
+    grades = await asyncio.gather(*(grader.grade("exact", group, "7", [Finish.STOP] * 4) for group in groups))
+    rewards = [[grade.reward for grade in group] for group in grades]
+    assert rewards == [[1.0, 0.0, None if number == 5 else 1.0, 1.0] for number in range(25)]
+    assert (grades[5][2].outcome, grades[5][2].reason) == (outcome, str(error))
+
+
+async def test_a_group_without_members_asks_nobody() -> None:
+    sandbox = OneProcess("", SandboxCrash(""))
+    assert await Grader(sandbox, 1.0).grade("exact", [], "7", []) == []
+    assert sandbox.batches == []
 
 
 async def test_an_unknown_verifier_is_an_error_not_a_score() -> None:
-    grade = await Grader(OneProcess("", SandboxCrash("")), 1.0).grade("taste", "5", "5", Finish.STOP)
+    (grade,) = await Grader(OneProcess("", SandboxCrash("")), 1.0).grade("taste", ["5"], "5", [Finish.STOP])
     assert (grade.outcome, grade.reward) == (Outcome.VERIFIER_ERROR, None)
 
 
