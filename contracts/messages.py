@@ -327,12 +327,13 @@ class StepReport(Message, frozen=True, tag="step_report"):
     grad_norm: float  # before clipping
     learning_rate: float  # of this step, warm-up included
     metrics: dict[str, float]  # objective's own: mismatch_kl, clip_fraction, effective_sample_size, ...
-    seconds: dict[str, float]  # wall seconds of this step by state: wait_for_batch, train, publish, checkpoint
+    seconds: dict[str, float]  # wall seconds of this step by state: wait_for_batch, wait_for_stragglers, train, ...
     wall_seconds: float  # since the first training task of this learner process
     idle_seconds: float  # of wall_seconds, not spent computing
     staleness_bound: Nat  # the setting in force
     outstanding: int  # tasks published and not yet trained or dropped
     at_ns: Nat  # unix ns
+    target: Nat = 0  # groups the load controller lets be under way from this step on; 0 = not said
 
     def check(self) -> None:
         if not len(self.rollout_ids) == len(self.staleness) == len(self.rewards):
@@ -356,6 +357,7 @@ class GeneratorReport(Message, frozen=True, tag="generator_report"):
     outcomes: dict[str, int]  # rollouts by Outcome
     inflight: Nat  # completions being sampled now
     at_ns: Nat  # unix ns
+    tasks: dict[str, Nat] = {}  # training tasks being worked on: id -> version loaded when sampling began
 
     def check(self) -> None:
         _require_finite(f"generator {self.generator}", [self.wall_seconds, self.idle_seconds, *self.seconds.values()])

@@ -122,6 +122,7 @@ class Generator:
         self.loaded = asyncio.Condition()  # notified after each load
         self.sampling = 0  # completions promised to the engine and not yet finished
         self.group_sizes: dict[str, int] = {}  # by purpose, of the last task: how many slots the next one will take
+        self.tasks: dict[str, int] = {}  # training tasks being worked on -> version loaded when sampling began
         self.outcomes: Counter[str] = Counter()
         self.started: float | None = None  # monotonic time of the first training task
         self.before_start = engine.stats
@@ -218,7 +219,14 @@ class Generator:
         return free // self.group_sizes[purpose] if purpose in self.group_sizes else min(free, 1)
 
     async def _handle(self, received: Received[Task]) -> None:
-        """One task: wait for its policy, sample the group, score it, publish every rollout. Returning acks the task."""
+        """Do one task; returning acks it. The learner is told of it meanwhile."""
+        try:
+            await self._do(received)
+        finally:
+            self.tasks.pop(received.message.id, None)
+
+    async def _do(self, received: Received[Task]) -> None:
+        """One task: wait for its policy, sample the group, score it, publish every rollout."""
         task = received.message
         if task.group_size > self.settings.max_requests:  # before anything is counted or made in that number
             limit = f"generator.max_requests is {self.settings.max_requests}"
@@ -232,6 +240,8 @@ class Generator:
             item, prompt = await self._prompt(task)
             await self._wait_for_policy(task)
             started_ns = time.time_ns()
+            if task.purpose == Purpose.TRAIN and self.engine.policy is not None:
+                self.tasks[task.id] = self.engine.policy.version
             completions = await self._sample(task, prompt)
         finally:
             self.sampling -= task.group_size
@@ -340,4 +350,5 @@ class Generator:
             outcomes=dict(self.outcomes),
             inflight=stats.inflight,
             at_ns=time.time_ns(),
+            tasks=dict(self.tasks),
         )

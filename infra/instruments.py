@@ -75,6 +75,11 @@ def learner_idle(ratio: float) -> None:
     _gauge("tailrace.learner.idle_ratio", "1", "Share of time not spent computing").set(ratio)
 
 
+def target(groups: int) -> None:
+    """Groups that the learner's load controller lets be under way."""
+    _gauge("tailrace.learner.target", "{group}", "Groups that may be under way").set(groups)
+
+
 def generator_idle(ratio: float) -> None:
     """Share of wall time since the first training task in which the engine had nothing to compute."""
     _gauge("tailrace.generator.idle_ratio", "1", "Share of time not spent computing").set(ratio)

@@ -5,10 +5,12 @@ Pure: the service feeds it messages and the clock, publishes what it returns, an
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from contracts.messages import Reason, Rollout
+from learner.fairness import stragglers
 from learner.gate import AdmissionGate, Outstanding, training_id, training_index
 from learner.lineage import Lineage
 
@@ -68,15 +70,24 @@ class Intake:
     """
 
     def __init__(
-        self, gate: AdmissionGate, lineage: Lineage, *, max_staleness: int, token_budget: int, vocabulary: int
+        self,
+        gate: AdmissionGate,
+        lineage: Lineage,
+        *,
+        max_staleness: int,
+        token_budget: int,
+        vocabulary: int,
+        straggler_seconds: float = 0.0,
     ) -> None:
         self.gate = gate
         self.lineage = lineage
         self.max_staleness = max_staleness
+        self.straggler_seconds = straggler_seconds  # how long a step waits for a group that it would make too stale
         self.token_budget = token_budget  # longest rollout that can be trained on
         self.vocabulary = vocabulary  # token ids are below it
         self.groups: dict[str, Group] = {}  # every group that is neither trained nor dropped, by task
-        self.ready: list[Group] = []  # those of them that wait for a batch, in the order they became ready
+        self.ready: list[Group] = []  # those of them that wait for a batch
+        self.stragglers: list[str] = []  # what a batch that is there waits for, as of the last `take`
         self.last_sequence = 0
         self.consumed: dict[str, int] = {}  # rollout id -> sequence
         self.replay_until = 0  # sequences up to here may repeat what the checkpoint already covers
@@ -149,23 +160,33 @@ class Intake:
         self.gate.close(task)
         return [Drop(task, (), Reason.TASK_EXPIRED, detail)]
 
-    def take(self, version: int) -> tuple[list[TrainingGroup] | None, list[Drop]]:
-        """The batch for the step from `version`, or None while there are not enough groups; and what was dropped.
+    def take(
+        self, version: int, now: float = 0.0, in_hand: Mapping[str, int] | None = None
+    ) -> tuple[list[TrainingGroup] | None, list[Drop]]:
+        """The batch for the step from `version`, or None while there is none; and what was dropped.
 
-        Groups are checked each time, oldest first: one that has become too stale while it waited is dropped here, one
-        that loses only some of its rollouts goes on with the rest.
+        Groups are checked each time: one that has become too stale while it waited is dropped here, one that loses only
+        some of its rollouts goes on with the rest. Those that would be too stale soonest come first, of equals the one
+        issued first. `in_hand` says which tasks are being worked on, each with a version that none of its tokens is
+        older than: the step waits for `stragglers` among them.
         """
         drops: list[Drop] = []
-        batch: list[TrainingGroup] = []
+        usable: list[Group] = []
         for group in list(self.ready):
             drops += self._drop_stale(group, version)
             if len(group.arrivals) < 2:
                 drops += self._close(group, f"{len(group.arrivals)} usable rollouts")
             else:
-                batch.append(self._training_group(group, version))
-        batch = batch[: self.gate.groups_per_step]
-        if len(batch) < self.gate.groups_per_step:
+                usable.append(group)
+        usable.sort(key=lambda group: (self._oldest(group), self.gate.outstanding[group.task_id].index))
+        chosen = usable[: self.gate.groups_per_step]
+        self.stragglers = []
+        if len(chosen) < self.gate.groups_per_step:
             return None, drops
+        self.stragglers = self._await(self._oldest(chosen[-1]), version, now, in_hand or {})
+        if self.stragglers:
+            return None, drops
+        batch = [self._training_group(group, version) for group in chosen]
         for training in batch:
             self._remember(self._remove(self.groups[training.task_id]))
             if training.zero_advantage:
@@ -175,6 +196,28 @@ class Intake:
         self.gate.in_training = len(batch)
         self._forget()
         return batch, drops
+
+    def _oldest(self, group: Group) -> int:
+        return min(arrival.rollout.oldest.version for arrival in group.arrivals.values())
+
+    def _await(self, newest: int, version: int, now: float, in_hand: Mapping[str, int]) -> list[str]:
+        """Tasks that the step from `version` waits for; `newest` is the newest version that its batch begins with."""
+        begun = {}
+        for task, floor in in_hand.items():
+            entry, group = self.gate.outstanding[task], self.groups.get(task)
+            if entry.held_since is not None and now - entry.held_since > self.straggler_seconds:
+                continue  # it had its time
+            if group is None or not group.arrivals:
+                begun[task] = floor
+            elif group not in self.ready:
+                begun[task] = self._oldest(group)
+        return stragglers(begun, newest, version, bound=self.max_staleness, per_step=self.gate.groups_per_step)
+
+    def hold(self, now: float) -> None:
+        """The step waits for the stragglers that the last `take` found: their time runs."""
+        for task in self.stragglers:
+            entry = self.gate.outstanding[task]
+            entry.held_since = now if entry.held_since is None else entry.held_since
 
     def _age(self, rollout: Rollout, version: int) -> int:
         age = self.lineage.staleness(rollout.oldest, version)
@@ -238,6 +281,7 @@ class Intake:
         return {
             "next_index": self.gate.next_index,
             "outstanding": sorted(entry.index for entry in self.gate.outstanding.values()),
+            "floors": {task: entry.floor for task, entry in self.gate.outstanding.items()},
             "position": self.position,
             "last_sequence": self.last_sequence,
             "consumed": dict(self.consumed),
@@ -247,7 +291,9 @@ class Intake:
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from a checkpoint's `state` (the lineage is the caller's: it has a new generation to add)."""
         self.gate.next_index = state["next_index"]
-        self.gate.outstanding = {training_id(index): Outstanding(index) for index in state["outstanding"]}
+        floors = state.get("floors", {})  # a checkpoint without them is of an earlier release
+        tasks = {training_id(index): index for index in state["outstanding"]}
+        self.gate.outstanding = {task: Outstanding(index, floors.get(task, 0)) for task, index in tasks.items()}
         self.consumed = dict(state["consumed"])
         self.replay_until = state["last_sequence"]
         self.last_sequence = state["position"] - 1

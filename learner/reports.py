@@ -21,6 +21,7 @@ def step_report(
     settings: LearnerSettings,
     *,
     outstanding: int,
+    target: int,
 ) -> StepReport:
     """The report of the step that made `policy`; ends the stopwatch's lap."""
     return StepReport(
@@ -42,6 +43,7 @@ def step_report(
         idle_seconds=stopwatch.idle_seconds,
         staleness_bound=settings.max_staleness,
         outstanding=outstanding,
+        target=target,
         at_ns=time.time_ns(),
     )
 
@@ -50,6 +52,7 @@ def record_step(report: StepReport) -> None:
     """The step in the process's metrics."""
     for age in report.staleness:
         instruments.staleness(age)
+    instruments.target(report.target)
     instruments.learner_idle(report.idle_seconds / max(report.wall_seconds, 1e-9))
 
 

@@ -1,24 +1,32 @@
 """The learner from top to bottom: rollouts in, policy versions out.
 
-Three loops share one `Intake`: `_admit` publishes prompts as far as the staleness bound allows, `_receive` reads
+Three loops share one `Intake`: `_admit` publishes prompts as far as load and staleness bound allow, `_receive` reads
 rollouts in stream order, and `run` trains whenever a batch is there, while the version before is still on its way to
-the generators. Everything that is decided is decided in `Intake`, `AdmissionGate` and `Trainer`.
+the generators. Everything that is decided is decided in `Intake`, `AdmissionGate`, `Load` and `Trainer`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import time
-from contextlib import aclosing
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import structlog
 
 from contracts import subjects
-from contracts.messages import PolicyRef, PolicyVersion, Purpose, Reason, Rollout, StepReport, TensorSpec
+from contracts.messages import (
+    GeneratorReport,
+    PolicyRef,
+    PolicyVersion,
+    Purpose,
+    Reason,
+    Rollout,
+    StepReport,
+    TensorSpec,
+)
 from infra import instruments, models, telemetry
 from infra.errors import UserError
 from infra.leases import Lease, acquire
@@ -26,16 +34,19 @@ from infra.service import Service
 from learner.advantages import group_advantages
 from learner.checkpoints import Checkpoints
 from learner.evaluation import evaluate
+from learner.fleet import Fleet
 from learner.gate import AdmissionGate
 from learner.intake import Drop, Intake, TrainingGroup
 from learner.lineage import Lineage
+from learner.load import Load
 from learner.packing import Sample, sample_of
 from learner.progress import Progress
 from learner.publisher import Publisher
 from learner.reports import discard, record_step, step_report
+from learner.saver import Saver
 from learner.settings import LearnerSettings
 from learner.stopwatch import Stopwatch
-from learner.tasks import dead_tasks, publish_task, queue_is_empty, training_task
+from learner.tasks import dead_tasks, publish_task, queue_is_empty, taken_up_to, training_task
 from learner.torch_thread import TorchThread
 from learner.trainer import Trainer
 
@@ -44,6 +55,8 @@ log = structlog.get_logger(__name__)
 LEASE_WAIT = 60.0  # seconds for a former learner's lease to expire
 BEAT_SECONDS = 5.0
 IDLE_CHECK = 2.0  # seconds between looks at the task queue while nothing arrives
+HOLD_CHECK = 0.25  # seconds between looks at who works on what while a batch waits for stragglers
+SILENCE = 3  # heartbeats without a report until a generator counts as gone
 
 
 async def main(service: Service) -> None:
@@ -84,7 +97,8 @@ class Learner:
         self.intake = intake
         self.run_name = service.settings.run.name
         self.publisher = Publisher(service.bus, self.run_name, settings, generation)
-        self.checkpoints = Checkpoints(_directory(service), settings.keep_checkpoints, generation)
+        checkpoints = Checkpoints(_directory(service), settings.keep_checkpoints, generation)
+        self.saver = Saver(checkpoints, service.spawn)
         self.stopwatch = Stopwatch(time.monotonic)
         self.version = trainer.version  # the trainer's own moves inside its thread, this one between steps
         self.room = asyncio.Event()  # the gate may have room: `_admit` looks
@@ -93,9 +107,11 @@ class Learner:
         self.traces: dict[str, dict[str, str]] = {}  # headers of rollouts not yet trained, for the links of the step
         self.training = False
         self.progress = Progress(max(2 * intake.gate.limit, 32))
+        self.load = Load(settings.groups_per_step, intake.gate.limit)
+        self.fleet = Fleet(SILENCE * service.settings.service.heartbeat_seconds)
+        self.waited = 0.0  # seconds since the last step for want of rollouts
+        self.spare = 0  # groups that were ready beside the batch taken last
         self.publishing: asyncio.Task[None] | None = None
-        self.saving: asyncio.Task[None] | None = None
-        self.saved_version: int | None = None
 
     @classmethod
     async def start(cls, service: Service, settings: LearnerSettings, generation: int) -> Learner:
@@ -114,6 +130,7 @@ class Learner:
             max_staleness=settings.max_staleness,
             token_budget=min(settings.token_budget, trainer.window),
             vocabulary=trainer.vocabulary,
+            straggler_seconds=settings.straggler_seconds,
         )
         checkpoint = await asyncio.to_thread(Checkpoints(_directory(service), settings.keep_checkpoints).latest)
         if checkpoint is not None:
@@ -140,12 +157,12 @@ class Learner:
             consumer=self.service.instance,
             run=self.run_name,
         )
-        async with aclosing(begun):
+        async with contextlib.aclosing(begun):
             async for received in begun:
                 if received.message.policy.version == 0 and received.message.policy.digest != digest:
                     raise UserError(
                         f"run {self.run_name!r} began on this server with another model or seed, and there is no "
-                        f"checkpoint in {self.checkpoints.directory}: choose another run.name"
+                        f"checkpoint in {self.saver.checkpoints.directory}: choose another run.name"
                     )
 
     async def run(self) -> None:
@@ -157,7 +174,7 @@ class Learner:
         if self.version < self.settings.steps and not self.service.stopping.is_set():
             if self.intake.gate.outstanding:  # the tasks of the learner before
                 self.stopwatch.start()
-            loops = (self._receive, self._admit, self._expire, self._bury, self._wake_on_stop)
+            loops = (self._receive, self._admit, self._expire, self._bury, self._follow_fleet, self._wake_on_stop)
             tasks = [self.service.spawn(loop(), loop.__name__) for loop in loops]
             try:
                 while self.version < self.settings.steps and (batch := await self._next_batch()) is not None:
@@ -190,7 +207,16 @@ class Learner:
     async def _publish_task(self, index: int) -> None:
         task = training_task(self.service.settings.run, self.settings, self.generation, self.version, index)
         self.stopwatch.start()
-        await publish_task(self.service, task, self.settings.pool)
+        self.intake.gate.published(task.id, await publish_task(self.service, task, self.settings.pool))
+
+    async def _follow_fleet(self) -> None:
+        """Keep up with what the generators report, from the last report on."""
+        reports = self.service.bus.read(
+            subjects.GENERATOR, kind=GeneratorReport, last=True, consumer=self.service.instance, run=self.run_name
+        )
+        async with contextlib.aclosing(reports):
+            async for received in reports:
+                self.fleet.report(received.message, time.monotonic())
 
     # -- rollouts in ---------------------------------------------------------------------------------------------
 
@@ -205,10 +231,10 @@ class Learner:
             run=self.run_name,
             purpose=Purpose.TRAIN,
         )
-        async with aclosing(rollouts):
+        async with contextlib.aclosing(rollouts):
             async for received in rollouts:
                 rollout = received.message
-                for index in self.intake.gate.adopt(rollout.task_id):
+                for index in self.intake.gate.adopt(rollout.task_id, self.version):
                     await self._publish_task(index)
                 now = time.monotonic()
                 instruments.queue_age(subjects.ROLLOUT.template, (time.time_ns() - rollout.finished_ns) / 1e9)
@@ -236,7 +262,7 @@ class Learner:
 
     async def _bury(self) -> None:
         """Give up tasks that became dead letters: no rollout of theirs will come."""
-        async with aclosing(dead_tasks(self.service.bus, self.run_name, self.service.instance)) as dead:
+        async with contextlib.aclosing(dead_tasks(self.service.bus, self.run_name, self.service.instance)) as dead:
             async for task, reason in dead:
                 await self._discard(self.intake.give_up(task, f"dead letter: {reason}"))
 
@@ -263,13 +289,34 @@ class Learner:
         """Wait for a batch; None when the service is stopping. Waiting burns no CPU and is what idle means here."""
         while not self.service.stopping.is_set():
             self.arrived.clear()
-            batch, drops = self.intake.take(self.version)
+            unfinished = {task: entry.floor for task, entry in self.intake.gate.outstanding.items()}
+            batch, drops = self.intake.take(self.version, time.monotonic(), unfinished)
             await self._discard(drops)
+            if self.intake.stragglers:  # if somebody works on them, which only the queue and the generators know
+                batch, drops = await self._take_without_queued()
+                await self._discard(drops)
             if batch is not None:
+                self.spare = len(self.intake.ready)
                 self.progress.made()
                 return batch
-            await self.arrived.wait()
+            if self.intake.stragglers:
+                self.intake.hold(time.monotonic())
+                with self.stopwatch.idle("wait_for_stragglers"), contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self.arrived.wait(), HOLD_CHECK)
+            else:
+                began = time.monotonic()
+                await self.arrived.wait()
+                self.waited += time.monotonic() - began
         return None
+
+    async def _take_without_queued(self) -> tuple[list[TrainingGroup] | None, list[Drop]]:
+        gate = self.intake.gate
+        with self.stopwatch.idle("wait_for_stragglers"):
+            taken = await taken_up_to(self.service.bus, self.run_name, self.settings.pool)
+        now = time.monotonic()
+        if taken is not None:
+            gate.observe_taken(taken, self.fleet.floor(now), now)
+        return self.intake.take(self.version, now, self.fleet.in_hand(gate.outstanding, now))
 
     async def _wake_on_stop(self) -> None:
         await self.service.stopping.wait()
@@ -301,6 +348,10 @@ class Learner:
                 weights = await self.thread.run(self.trainer.weights)
         self.version = self.trainer.version
         self.intake.trained()
+        self.intake.gate.target = self.load.stepped(
+            waited=self.waited, computed=self.stopwatch.lap_busy_seconds, spare=self.spare
+        )
+        self.waited = 0.0
         self.room.set()
         report = step_report(
             self.run_name,
@@ -310,6 +361,7 @@ class Learner:
             self.stopwatch,
             self.settings,
             outstanding=len(self.intake.gate.outstanding),
+            target=self.load.target,
         )
         await self._published()
         self.publishing = self.service.spawn(self._announce(weights, report), "publication")
@@ -326,36 +378,19 @@ class Learner:
     async def _settle(self) -> None:
         """Bring the last version and its checkpoint to safety."""
         await self._published()
-        await self._saved()
-        if self.saved_version != self.version:
+        await self.saver.finished()
+        if self.saver.version != self.version:
             await self._checkpoint()
-            await self._saved()
+            await self.saver.finished()
 
     async def _checkpoint(self) -> None:
         """Write weights, optimizer, random state and intake of this very moment; the disk is not waited for."""
         position = self.intake.state()
         with self.stopwatch.busy("checkpoint"):
             snapshot = await self.thread.run(self.trainer.state)
-        await self._saved()
-        saving = self._save(self.version, snapshot, position, self.publishing)
-        self.saving = self.service.spawn(saving, "checkpoint")
-
-    async def _saved(self) -> None:
-        """At most one checkpoint is being written: a disk slower than the training is waited for here."""
-        if self.saving is not None:
-            with self.stopwatch.idle("save"):
-                await self.saving
-            self.saving = None
-
-    async def _save(
-        self, version: int, snapshot: dict[str, Any], position: dict[str, Any], publishing: asyncio.Task[None] | None
-    ) -> None:
-        """The version and its report are out before its checkpoint counts: what is resumed from has been announced."""
-        if publishing is not None:
-            await publishing
-        await asyncio.to_thread(self.checkpoints.save, version, snapshot, position)
-        self.saved_version = version
-        log.info("checkpoint", version=version)
+        with self.stopwatch.idle("save"):  # a disk slower than the training is waited for here
+            # the version and its report are out before its checkpoint counts: what is resumed from has been announced
+            await self.saver.save(self.version, snapshot, position, after=self.publishing)
 
     # -- versions out --------------------------------------------------------------------------------------------
 

@@ -93,6 +93,9 @@ class LearnerSettings(Section):
     threads: int = Field(0, ge=0, description="CPU threads of torch in each rank; 0 = torch's choice")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, …; several ranks take one cuda device each")
     group_deadline: float = Field(60.0, gt=0, description="seconds from a group's first rollout until it is closed")
+    straggler_seconds: float = Field(
+        30.0, ge=0, description="longest wait of a step for a group that it would make too stale; then it is dropped"
+    )
     task_deadline: float = Field(
         300.0, gt=0, description="seconds from the first sign that nobody works on a task until it is given up"
     )

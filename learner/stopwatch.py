@@ -17,6 +17,7 @@ class Stopwatch:
         self.clock = clock
         self.started: float | None = None
         self.busy_seconds = 0.0
+        self.lap_busy_seconds = 0.0  # since the last lap
         self._lap_start = 0.0
         self._lap: defaultdict[str, float] = defaultdict(float)
 
@@ -42,6 +43,7 @@ class Stopwatch:
         with self.idle(state):
             yield
         self.busy_seconds += self.clock() - before
+        self.lap_busy_seconds += self.clock() - before
 
     @contextmanager
     def idle(self, state: str) -> Iterator[None]:
@@ -59,4 +61,5 @@ class Stopwatch:
         seconds["wait_for_batch"] = max(now - self._lap_start - sum(seconds.values()), 0.0)
         self._lap.clear()
         self._lap_start = now
+        self.lap_busy_seconds = 0.0
         return seconds

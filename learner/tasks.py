@@ -24,6 +24,7 @@ from learner.settings import LearnerSettings
 
 log = structlog.get_logger(__name__)
 
+ANSWER_SECONDS = 2.0  # a training step does not wait longer for what the server says of its queue
 BACKPRESSURE_PAUSE = 1.0  # seconds before a full task queue is tried again
 
 
@@ -60,14 +61,16 @@ def evaluation_task(run: RunSettings, settings: LearnerSettings, policy: PolicyR
     )
 
 
-async def publish_task(service: Service, task: Task, pool: str) -> None:
-    """Put a task on the work queue. A full queue is back-pressure: it is waited for as long as it lasts."""
+async def publish_task(service: Service, task: Task, pool: str) -> int:
+    """Put a task on the work queue and return its stream sequence.
+
+    A full queue is back-pressure: it is waited for as long as it lasts.
+    """
     while True:
         try:
-            await service.bus.publish(
+            return await service.bus.publish(
                 subjects.TASK, task, id=f"{task.run}.{task.id}", run=task.run, purpose=task.purpose, pool=pool
             )
-            return
         except QueueFull:
             log.warning("task queue is full, waiting", task=task.id)
             await asyncio.sleep(BACKPRESSURE_PAUSE)
@@ -82,6 +85,18 @@ async def queue_is_empty(bus: Bus, run: str, pool: str) -> bool:
     except (Unavailable, NotFoundError):
         return False
     return not info.num_pending and not info.num_ack_pending
+
+
+async def taken_up_to(bus: Bus, run: str, pool: str) -> int | None:
+    """The stream sequence up to which generators have taken training tasks; None where the server does not say."""
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            info = await bus.consumer_info(
+                subjects.TASK.stream, subjects.TASK_WORKERS.name(run=run, purpose=Purpose.TRAIN, pool=pool)
+            )
+    except (Unavailable, NotFoundError, TimeoutError):
+        return None
+    return info.delivered.stream_seq if info.delivered is not None else None
 
 
 async def dead_tasks(bus: Bus, run: str, consumer: str) -> AsyncGenerator[tuple[str, str], None]:

@@ -72,11 +72,11 @@ def test_tasks_expire_only_while_the_queue_is_empty_and_nobody_holds_them():
 def test_adopting_issues_everything_up_to_the_seen_task():
     g = gate()
     g.admit(0)
-    assert g.adopt("train-2") == []
-    assert g.adopt("train-6") == [4, 5, 6]
+    assert g.adopt("train-2", 0) == []
+    assert g.adopt("train-6", 0) == [4, 5, 6]
     assert g.next_index == 7
-    assert g.adopt("train-99999") == [], "no learner can have been that far ahead"
-    assert g.adopt("eval-0-3") == []
+    assert g.adopt("train-99999", 0) == [], "no learner can have been that far ahead"
+    assert g.adopt("eval-0-3", 0) == []
 
 
 @pytest.mark.parametrize("text", ["train-", "train-x", "train--1", "eval-3", "", "train-9999999999999", "train-٣"])

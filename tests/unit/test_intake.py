@@ -38,12 +38,13 @@ def test_a_group_becomes_a_batch_with_its_last_rollout():
     assert i.gate.in_training == 1
 
 
-def test_batches_are_made_in_the_order_groups_become_ready():
+def test_batches_take_the_oldest_first_and_of_equals_the_one_issued_first():
     i = intake(groups=2)
-    for sequence, (task, index) in enumerate([(0, 0), (1, 0), (2, 0), (2, 1), (1, 1), (0, 1)], start=1):
-        i.offer(rollout(f"train-{task}", index), sequence, 0, 0.0)
-    batch, _ = i.take(0)
-    assert [g.task_id for g in batch] == ["train-2", "train-1"]
+    begun = {0: 1, 1: 0, 2: 1}
+    for sequence, (task, index) in enumerate([(2, 0), (2, 1), (1, 0), (0, 0), (0, 1), (1, 1)], start=1):
+        i.offer(rollout(f"train-{task}", index, version=begun[task]), sequence, 1, 0.0)
+    batch, _ = i.take(1)
+    assert [g.task_id for g in batch] == ["train-1", "train-0"]
 
 
 @pytest.mark.parametrize(
@@ -226,7 +227,7 @@ def test_a_learner_killed_anywhere_trains_everything_once(seed):
             if sequence < json.loads(state)["position"]:
                 continue
             i.gate.admit(version)
-            i.gate.adopt(message.task_id)
+            i.gate.adopt(message.task_id, version)
             i.offer(message, sequence, version, 0.0)
             while version < steps and (batch := i.take(version)[0]) is not None:
                 i.trained()
