@@ -167,7 +167,7 @@ class Supervisor:
                 stderr=output,
                 env={**self._environment, "TAILRACE_SERVICE__INSTANCE": child.instance},
                 process_group=0,
-                preexec_fn=_die_with_parent(os.getpid()),
+                preexec_fn=die_with_parent(os.getpid()),
             )
         self._running[child.instance] = process
         code = await process.wait()
@@ -192,7 +192,11 @@ class Supervisor:
         self._running.clear()
 
 
-def _die_with_parent(parent: int) -> Callable[[], None] | None:
+def die_with_parent(parent: int) -> Callable[[], None] | None:
+    """What a new process runs between fork and exec so that it does not outlive `parent`; only Linux offers it.
+
+    To the kernel, the parent is the thread that forks: it must live as long as the process.
+    """
     if not sys.platform.startswith("linux"):
         return None
     libc = ctypes.CDLL(None, use_errno=True)  # loaded before the fork: the child may do next to nothing

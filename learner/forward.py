@@ -7,28 +7,29 @@ full, for a fraction of the tokens.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache
 
 from infra.errors import UserError
 from infra.sampling import token_logprobs
+from learner.layers import attention
 from learner.packing import MicroBatch
 
 LOGITS_AT_ONCE = 2**26  # numbers; with more of them the head is recomputed in the backward pass instead of kept
-SHORT_ATTENTION = 256  # keys; below, torch's blockwise attention on CPU loses to the plain one by a factor of two
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A micro-batch as padded tensors: G prompts (left-padded to P), B completions (right-padded to T)."""
+    """A micro-batch as padded tensors: G prompts (left-padded to P), B completions (right-padded to T).
+
+    T is at least 2, so that every batch takes both forward passes: ranks compute in step.
+    """
 
     prompts_GP: Tensor  # int64
     prompt_mask_GP: Tensor  # bool, False on padding
@@ -46,21 +47,52 @@ class Batch:
         """Pad the samples of a micro-batch, in its row order."""
         samples, groups = micro_batch.samples, micro_batch.groups
         prompts = [group[0].prompt for group in groups]
-        mask_BT = _padded([sample.mask for sample in samples], bool).to(device)
-        temperatures_BT = _padded([sample.temperatures for sample in samples], np.float32).to(device)
+        longest = max(len(prompt) for prompt in prompts)
+        width = max(2, *(len(sample.completion) for sample in samples))
+        mask_BT = _padded([sample.mask for sample in samples], bool, width).to(device)
+        temperatures_BT = _padded([sample.temperatures for sample in samples], np.float32, width).to(device)
         top_p, top_k = micro_batch.truncation
         return cls(
-            prompts_GP=_padded(prompts, np.int64, left=True).to(device),
-            prompt_mask_GP=_padded([np.ones(len(prompt)) for prompt in prompts], bool, left=True).to(device),
+            prompts_GP=_padded(prompts, np.int64, longest, left=True).to(device),
+            prompt_mask_GP=_padded([np.ones(len(prompt)) for prompt in prompts], bool, longest, left=True).to(device),
             owner_B=torch.arange(len(groups)).repeat_interleave(torch.tensor([len(g) for g in groups])).to(device),
-            completions_BT=_padded([sample.completion for sample in samples], np.int64).to(device),
+            completions_BT=_padded([sample.completion for sample in samples], np.int64, width).to(device),
             mask_BT=mask_BT,
-            behaviour_BT=_padded([sample.behaviour_logprobs for sample in samples], np.float32).to(device),
+            behaviour_BT=_padded([sample.behaviour_logprobs for sample in samples], np.float32, width).to(device),
             temperatures_BT=torch.where(mask_BT, temperatures_BT, 1.0),
             advantages_B=torch.tensor([sample.advantage for sample in samples], dtype=torch.float32, device=device),
             top_p=top_p,
             top_k=top_k,
         )
+
+    @classmethod
+    def empty(cls, device: torch.device) -> Batch:
+        """A batch without a sampled token: it costs a forward and a backward pass, and its gradient is 0."""
+        zeros_12 = torch.zeros(1, 2, device=device)
+        return cls(
+            prompts_GP=torch.zeros(1, 1, dtype=torch.int64, device=device),
+            prompt_mask_GP=torch.ones(1, 1, dtype=torch.bool, device=device),
+            owner_B=torch.zeros(1, dtype=torch.int64, device=device),
+            completions_BT=zeros_12.long(),
+            mask_BT=zeros_12.bool(),
+            behaviour_BT=zeros_12,
+            temperatures_BT=zeros_12 + 1.0,
+            advantages_B=zeros_12[:, 0],
+            top_p=1.0,
+            top_k=0,
+        )
+
+
+class Scorer(nn.Module):
+    """Both forward passes and the output head as one module: the root of what is sharded over ranks."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: Batch) -> Tensor:
+        """`completion_logprobs` under the model."""
+        return completion_logprobs(self.model, batch)
 
 
 def completion_logprobs(model: Any, batch: Batch) -> Tensor:
@@ -114,7 +146,7 @@ def _hidden(model: nn.Module, batch: Batch) -> Tensor:
     base: Any = model.base_model
     inputs_BT = batch.completions_BT[:, :-1]
     keys = batch.prompts_GP.shape[1] + inputs_BT.shape[1]
-    with _attention(keys, batch.prompts_GP.device):
+    with attention(keys, batch.prompts_GP.device):
         lengths_G = batch.prompt_mask_GP.sum(-1)
         cache = DynamicCache(config=base.config)
         positions_GP = (batch.prompt_mask_GP.cumsum(-1) - 1).clamp(min=0)
@@ -126,8 +158,6 @@ def _hidden(model: nn.Module, batch: Batch) -> Tensor:
             use_cache=True,
         ).last_hidden_state
         first_B1D = prompt_GPD[batch.owner_B, -1:]
-        if inputs_BT.shape[1] == 0:
-            return first_B1D
         cache.batch_select_indices(batch.owner_B)
         # Padding on the right is left unmasked: nothing before it attends to it, and what it computes is not used.
         mask_BK = torch.cat([batch.prompt_mask_GP[batch.owner_B], torch.ones_like(inputs_BT, dtype=torch.bool)], 1)
@@ -141,14 +171,8 @@ def _hidden(model: nn.Module, batch: Batch) -> Tensor:
     return torch.cat([first_B1D, rest_BTD], dim=1)
 
 
-def _attention(keys: int, device: torch.device) -> AbstractContextManager[None]:
-    if device.type == "cpu" and keys < SHORT_ATTENTION:
-        return sdpa_kernel(SDPBackend.MATH)
-    return nullcontext()
-
-
-def _padded(rows: list[np.ndarray], dtype: Any, *, left: bool = False) -> Tensor:
-    out = np.zeros((len(rows), max(len(row) for row in rows)), dtype)
+def _padded(rows: list[np.ndarray], dtype: Any, width: int, *, left: bool = False) -> Tensor:
+    out = np.zeros((len(rows), width), dtype)
     for index, row in enumerate(rows):
         if left:
             out[index, out.shape[1] - len(row) :] = row

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -47,6 +48,18 @@ class Tally:
         self._largest = torch.maximum(self._largest.to(ratio_BT.device), ratio_BT.max())
         for name, value in objective_sums.items():
             self._sums[name] += value
+
+    @classmethod
+    def sum(cls, tallies: Iterable[Tally]) -> Tally:
+        """The tally of all the tokens that were added to any of them."""
+        total = cls()
+        for tally in tallies:
+            for name, value in tally._sums.items():
+                total._sums[name] += float(value)
+            for name, value in tally._start.items():
+                total._start[name] += float(value)
+            total._largest = torch.maximum(total._largest, tally._largest.cpu())
+        return total
 
     def result(self) -> dict[str, float]:
         """All metrics; empty when nothing was scored."""

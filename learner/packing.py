@@ -105,6 +105,21 @@ def pack(groups: Iterable[list[Sample]], token_budget: int) -> Packing:
     return Packing(batches, refused)
 
 
+def deal(groups: list[list[Sample]], ranks: int) -> list[list[list[Sample]]]:
+    """Whole groups for every rank, of about as many tokens each: the largest first, to the rank that has the least.
+
+    Graham's rule for the makespan (1969): at most 4/3 of the best. Deterministic; the order of groups is kept.
+    """
+    tokens = [len(group[0].prompt) + sum(len(s.completion) for s in group) if group else 0 for group in groups]
+    load = [0] * ranks
+    dealt: list[list[int]] = [[] for _ in range(ranks)]
+    for index in sorted(range(len(groups)), key=lambda index: -tokens[index]):
+        rank = load.index(min(load))
+        load[rank] += tokens[index]
+        dealt[rank].append(index)
+    return [[groups[index] for index in sorted(own)] for own in dealt]
+
+
 def _shared(sample: Sample) -> tuple[float, int, bytes]:
     """What samples must have in common to run on one prompt."""
     return sample.top_p, sample.top_k, sample.prompt.tobytes()

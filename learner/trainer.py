@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -12,12 +13,16 @@ from torch import Tensor
 from contracts.messages import TensorSpec
 from infra import models
 from infra.errors import UserError
-from infra.weights import pack as pack_weights
-from learner.forward import Batch, check_architecture, completion_logprobs
+from infra.weights import unpack as unpack_weights
+from learner.lora import base_digest
 from learner.metrics import Tally
-from learner.objectives import Inputs, objective, sequence_weights
-from learner.packing import MicroBatch, Sample, pack
+from learner.objectives import sequence_weights
+from learner.packing import Sample, deal, pack
+from learner.ranks import Alone, Ranks
 from learner.settings import LearnerSettings
+from learner.worker import Minibatch, Piece, Trained
+
+BASE = "base"  # in a state: which weights the adapters belong to
 
 
 @dataclass(frozen=True)
@@ -31,60 +36,37 @@ class StepStats:
     metrics: dict[str, float]  # those of `learner.metrics.Tally`; counts of updates, skipped_updates, over_budget
 
 
-@dataclass
-class _Scored:
-    """A micro-batch on its way through a step."""
-
-    batch: Batch
-    weights_B: Tensor  # float32, what a sequence's token losses are multiplied by
-    start_BT: Tensor | None = None  # float32, log-probs at the step's start where they were computed beforehand
-
-
-_Minibatch = list[_Scored]  # what one optimizer update is computed from
-
-
 class Trainer:
     """A policy, its AdamW state and the rule that moves it.
 
-    Master weights and moments are fp32; with `precision = "bf16"` the forward pass runs under autocast, which rounds
-    the matrices exactly as publication does. One call at a time, from any thread.
+    It decides what a step consists of; the `Worker` of each rank computes its share. State and weights are the same
+    whatever the number of ranks. One call at a time, from any thread.
     """
 
-    def __init__(self, model_folder: Path, settings: LearnerSettings, *, seed: int) -> None:
+    def __init__(self, model_folder: Path, settings: LearnerSettings, *, seed: int, ranks: Ranks | None = None) -> None:
         """Load the policy of version 0. Raises `UserError` on an unusable model folder or device."""
-        if settings.threads:
-            torch.set_num_threads(settings.threads)
         self.version = 0  # steps taken since the run's first policy
         self._folder = model_folder
         self._settings = settings
-        self._device = models.pick_device(settings.device)
-        self._model = models.load_model(model_folder, dtype=torch.float32, device=self._device)
-        check_architecture(self._model, str(model_folder))
-        self._parameters: dict[str, Tensor] = dict(self._model.named_parameters())
-        self._adamw = torch.optim.AdamW(
-            self._parameters.values(),
-            lr=settings.optimizer.learning_rate,
-            betas=(settings.optimizer.beta1, settings.optimizer.beta2),
-            weight_decay=settings.optimizer.weight_decay,
-            fused=True,
-        )
-        self._objective = objective(settings.objective)
+        self._ranks = Alone() if ranks is None else ranks
+        self._worker = self._ranks.start(model_folder, settings, seed)
+        self._base = base_digest(model_folder) if settings.lora.rank else None
         self._random = torch.Generator().manual_seed(seed)
 
     @property
     def vocabulary(self) -> int:
         """Token ids that the model knows are below it."""
-        return int(self._model.get_input_embeddings().num_embeddings)
+        return int(self._worker.model.get_input_embeddings().num_embeddings)
 
     @property
     def window(self) -> int:
         """Longest sequence the model can hold, in tokens."""
-        return int(self._model.config.max_position_embeddings)
+        return int(self._worker.model.config.max_position_embeddings)
 
     @property
     def published_dtype(self) -> torch.dtype:
         """What weights are rounded to when they leave the trainer: the precision its forward pass computes in."""
-        return torch.bfloat16 if self._settings.precision == "bf16" else torch.float32
+        return self._worker.published_dtype
 
     def step(self, groups: list[list[Sample]], *, heartbeat: Callable[[], None] = lambda: None) -> StepStats:
         """Train on one batch: up to `minibatches` optimizer updates on a random split of its groups; version + 1.
@@ -93,58 +75,54 @@ class Trainer:
         them. A minibatch of nothing else, or one whose gradient is not finite, updates nothing; the latter is counted
         in `skipped_updates`. Blocks for the whole step and calls `heartbeat` after each forward and backward pass.
         """
-        tally = Tally()
-        rate = self._set_learning_rate()
-        minibatches, refused = self._split(groups)
-        if self._objective.needs_proximal:
-            self._score_start(minibatches, tally, heartbeat)
-        losses, norms = [], []
-        for number, minibatch in enumerate(minibatches):
-            loss = self._accumulate(minibatch, tally, heartbeat, first=number == 0)
-            norm = self._apply()
-            if norm is not None:
-                losses.append(float(loss))
-                norms.append(norm)
+        rate = self._learning_rate()
+        shares, refused = self._split(groups)
+        parts: list[Trained] = self._ranks.call("train", [(share, rate) for share in shares], heartbeat=heartbeat)
+        norms = parts[0].norms  # the same on every rank
+        losses = [sum(losses) for losses in zip(*(part.losses for part in parts), strict=True)]
+        applied = [(loss, norm) for loss, norm in zip(losses, norms, strict=True) if norm is not None]
         self.version += 1
-        counts = {"updates": len(norms), "skipped_updates": len(minibatches) - len(norms), "over_budget": refused}
+        counts = {"updates": len(applied), "skipped_updates": len(norms) - len(applied), "over_budget": refused}
         return StepStats(
-            loss=sum(losses) / max(len(losses), 1),
-            grad_norm=sum(norms) / max(len(norms), 1),
+            loss=sum(loss for loss, _ in applied) / max(len(applied), 1),
+            grad_norm=sum(norm for _, norm in applied) / max(len(applied), 1),
             learning_rate=rate,
             tokens=sum(sample.sampled for group in groups for sample in group),
-            metrics=tally.result() | {name: float(count) for name, count in counts.items()},
+            metrics=Tally.sum(part.tally for part in parts).result()
+            | {name: float(count) for name, count in counts.items()},
         )
 
     def weights(self) -> tuple[memoryview, list[TensorSpec]]:
-        """A copy of the policy in `published_dtype`, laid out for publication."""
-        return pack_weights(self._model.state_dict(), self.published_dtype)
+        """A copy of the policy in `published_dtype`, laid out for publication; adapters are merged into it."""
+        return cast(tuple[memoryview, list[TensorSpec]], self._everywhere("weights"))
 
     def state(self) -> dict[str, Tensor]:
-        """A copy, on the CPU, of everything that the next step depends on: weights, moments, random state, version."""
-        tensors = {f"model.{name}": parameter.detach() for name, parameter in self._parameters.items()}
-        for name, parameter in self._parameters.items():
-            tensors |= {f"adamw.{key}.{name}": value for key, value in self._adamw.state[parameter].items()}
-        tensors["random"] = self._random.get_state()
-        tensors["version"] = torch.tensor(self.version)
-        return {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+        """A copy, on the CPU, of everything that the next step depends on: weights, moments, random state, version.
+
+        With adapters, their weights and moments, and a digest of the model that they belong to.
+        """
+        tensors = cast(dict[str, Tensor], self._everywhere("state"))
+        own = {} if self._base is None else {BASE: self._base.clone()}
+        return tensors | own | {"random": self._random.get_state(), "version": torch.tensor(self.version)}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Go on exactly where `state` was taken. Raises `UserError` when it belongs to another model."""
-        shapes = {f"model.{name}": parameter.shape for name, parameter in self._parameters.items()}
+        shapes = {f"model.{name}": parameter.shape for name, parameter in self._worker.parameters.items()}
         found = {name: tensor.shape for name, tensor in state.items() if name.startswith("model.")}
         if found != shapes:
             differing = sorted(name for name in found.keys() | shapes.keys() if found.get(name) != shapes.get(name))
             raise UserError(
                 f"checkpoint: {len(differing)} tensors ({differing[0]}, …) do not fit the model in {self._folder}; "
+                "give the run's own model and learner.lora, or start a new run in another directory"
+            )
+        if self._base is not None and not torch.equal(self._base, state[BASE]):
+            raise UserError(
+                f"checkpoint: its adapters belong to another model than that in {self._folder}; "
                 "give the run's own model, or start a new run in another directory"
             )
-        with torch.no_grad():
-            for name, parameter in self._parameters.items():
-                parameter.copy_(state[f"model.{name}"])
-                moments = {key: f"adamw.{key}.{name}" for key in ("step", "exp_avg", "exp_avg_sq")}
-                self._adamw.state[parameter] = {
-                    key: state[entry].to(self._device, copy=True) for key, entry in moments.items() if entry in state
-                }
+        prefix = "adamw.step."
+        steps = {name.removeprefix(prefix): float(state[name]) for name in state if name.startswith(prefix)}
+        self._ranks.call("load", [(steps,)] * self._ranks.count, state=state)
         self._random.set_state(state["random"])
         self.version = int(state["version"])
 
@@ -152,22 +130,27 @@ class Trainer:
         """Write the policy, in `published_dtype`, with its tokenizer as a folder that `transformers` loads as it is."""
         models.unbundle(models.bundle(self._folder), folder)
         copy = models.load_model(self._folder, dtype=self.published_dtype, device=torch.device("cpu"), weights=False)
-        copy.load_state_dict(self._model.state_dict())
+        data, tensors = self.weights()
+        copy.load_state_dict(unpack_weights(data, tensors), strict=False)  # tied tensors are carried once
         copy.save_pretrained(folder)
 
-    def _set_learning_rate(self) -> float:
+    def _everywhere(self, method: str) -> object:
+        """Call a method of every worker; what that of rank 0 returned."""
+        return self._ranks.call(method, [()] * self._ranks.count)[0]
+
+    def _learning_rate(self) -> float:
         """Linear warm-up to the peak, then constant."""
         settings = self._settings.optimizer
-        rate = settings.learning_rate * min(1.0, (self.version + 1) / max(settings.warmup_steps, 1))
-        for group in self._adamw.param_groups:
-            group["lr"] = rate
-        return rate
+        return settings.learning_rate * min(1.0, (self.version + 1) / max(settings.warmup_steps, 1))
 
-    def _split(self, groups: list[list[Sample]]) -> tuple[list[_Minibatch], int]:
-        """Shuffled groups as equal minibatches, those that teach nothing left out; samples no forward pass can hold."""
-        settings = self._settings
+    def _split(self, groups: list[list[Sample]]) -> tuple[list[list[Minibatch]], int]:
+        """For each rank its part of each minibatch; how many samples no forward pass can hold.
+
+        Minibatches are equal shares of the shuffled groups. What teaches nothing counts in the weights only.
+        """
+        settings, ranks = self._settings, self._ranks.count
         order = torch.randperm(len(groups), generator=self._random).tolist()
-        minibatches = []
+        shares: list[list[Minibatch]] = [[] for _ in range(ranks)]
         refused = 0
         for number in range(settings.minibatches):
             chosen = [groups[index] for index in order[number :: settings.minibatches]]
@@ -177,56 +160,12 @@ class Trainer:
             )
             weight_of = {id(sample): weight for sample, weight in zip(samples, weights, strict=True)}
             teaching = [[sample for sample in group if sample.advantage and sample.sampled] for group in chosen]
-            micro_batches, over_budget = pack(teaching, settings.token_budget)
-            refused += len(over_budget)
-            if micro_batches:
-                minibatches.append([self._prepare(micro_batch, weight_of) for micro_batch in micro_batches])
-        return minibatches, refused
-
-    def _prepare(self, micro_batch: MicroBatch, weight_of: dict[int, float]) -> _Scored:
-        weights = [weight_of[id(sample)] for sample in micro_batch.samples]
-        return _Scored(Batch.of(micro_batch, self._device), torch.tensor(weights, device=self._device))
-
-    def _score_start(self, minibatches: list[_Minibatch], tally: Tally, heartbeat: Callable[[], None]) -> None:
-        """Fix the proximal policy of every minibatch but the first, whose own forward pass is the step's start."""
-        for minibatch in minibatches[1:]:
-            for item in minibatch:
-                with torch.no_grad():
-                    item.start_BT = self._logprobs(item.batch)
-                tally.start(item.start_BT, item.batch.behaviour_BT, item.batch.mask_BT)
-                heartbeat()
-
-    def _accumulate(self, minibatch: _Minibatch, tally: Tally, heartbeat: Callable[[], None], *, first: bool) -> Tensor:
-        """Add the minibatch's gradient to the parameters', one micro-batch at a time; its loss, a scalar."""
-        total = torch.zeros((), device=self._device)
-        for item in minibatch:
-            batch = item.batch
-            current_BT = self._logprobs(batch)
-            start_BT = current_BT.detach() if item.start_BT is None else item.start_BT
-            if first:
-                tally.start(start_BT, batch.behaviour_BT, batch.mask_BT)
-            inputs = Inputs.of(current_BT, start_BT, batch.behaviour_BT, batch.advantages_B, batch.mask_BT)
-            loss_BT, sums = self._objective.token_loss(inputs)
-            loss = (loss_BT * item.weights_B.unsqueeze(-1)).sum()
-            loss.backward()
-            tally.current(inputs, batch.mask_BT.sum(), sums)
-            total += loss.detach()
-            heartbeat()
-        return total
-
-    def _apply(self) -> float | None:
-        """Clip the accumulated gradient and update; its norm before clipping, None where it is not finite."""
-        gradients = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
-        finite = bool(norm.isfinite())
-        if finite:
-            torch.nn.utils.clip_grads_with_norm_(
-                self._parameters.values(), self._settings.optimizer.max_grad_norm, norm
-            )
-            self._adamw.step()
-        self._adamw.zero_grad(set_to_none=True)
-        return float(norm) if finite else None
-
-    def _logprobs(self, batch: Batch) -> Tensor:
-        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._settings.precision == "bf16"):
-            return completion_logprobs(self._model, batch)
+            packings = [pack(own, settings.token_budget) for own in deal(teaching, ranks)]
+            refused += sum(len(packing.over_budget) for packing in packings)
+            passes = max(len(packing.micro_batches) for packing in packings)
+            if not passes:
+                continue
+            for share, (micro_batches, _) in zip(shares, packings, strict=True):
+                pieces = [Piece(each, [weight_of[id(s)] for s in each.samples]) for each in micro_batches]
+                share.append(pieces + [Piece(None, [0.0])] * (passes - len(pieces)))
+        return shares, refused

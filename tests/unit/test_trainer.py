@@ -178,7 +178,7 @@ def test_long_sequences_take_the_blockwise_attention_to_the_same_result(
 ) -> None:
     batch, model = Batch.of(MicroBatch(make_groups()), CPU), load(tiny)
     plain = completion_logprobs(model, batch)
-    monkeypatch.setattr("learner.forward.SHORT_ATTENTION", 0)
+    monkeypatch.setattr("learner.layers.SHORT_ATTENTION", 0)
     torch.testing.assert_close(completion_logprobs(model, batch), plain, rtol=1e-5, atol=1e-5)
 
 

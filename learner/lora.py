@@ -1,0 +1,76 @@
+"""Low-rank adapters beside frozen linear layers (Hu et al., arXiv 2106.09685), through `peft`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from infra.errors import UserError
+from learner.settings import LoraSettings
+
+ADAPTER = "default"  # peft's name for the only adapter
+BASE = ".base_layer."  # what peft puts between the name of an adapted layer and that of its parameter
+
+
+def add_adapters(model: Any, settings: LoraSettings, *, seed: int) -> None:
+    """Freeze the model and put adapters beside its linear layers: ΔW = α/r B A, with B = 0 at first.
+
+    The model computes what it did before. Raises `UserError` when a target names no layer.
+    """
+    from peft import LoraConfig, inject_adapter_in_model
+
+    config = LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        lora_dropout=0.0,
+        target_modules=settings.targets or "all-linear",
+    )
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            inject_adapter_in_model(config, model)
+    except ValueError as error:
+        raise UserError(f"learner.lora.targets: {error}; name linear layers, or give none for all of them") from None
+    model.eval()
+    ends = {id(model.get_input_embeddings()), id(model.get_output_embeddings())}
+    adapted = [name for name, module in model.named_modules() if id(module) in ends and hasattr(module, "base_layer")]
+    if adapted:  # adapters on a tied matrix would change two layers when they are merged
+        raise UserError(f"learner.lora.targets: {adapted[0]} is the embedding or the output head; leave it out")
+
+
+def merged_state(model: Any, whole: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Name and value of every tensor of the state dict that the model has without adapters, ΔW added where there are.
+
+    Tensors under several names come once, under the first. `whole` makes a full tensor from a rank's part. The model
+    stays as it is.
+    """
+    seen: set[int] = set()
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        layer, adapted, parameter = name.partition(BASE)
+        if id(tensor) in seen or ".lora_" in name:
+            continue
+        seen.add(id(tensor))
+        value = whole(tensor)
+        if adapted and parameter == "weight":
+            value = value + _delta(model.get_submodule(layer), whole)
+        yield (f"{layer}.{parameter}" if adapted else name), value
+
+
+def _delta(layer: Any, whole: Callable[[Tensor], Tensor]) -> Tensor:
+    """ΔW in the layout of the layer's weight: GPT-2 keeps its weights as [in, out]."""
+    delta = whole(layer.lora_B[ADAPTER].weight) @ whole(layer.lora_A[ADAPTER].weight) * layer.scaling[ADAPTER]
+    return delta.T if layer.fan_in_fan_out else delta
+
+
+def base_digest(folder: Path) -> Tensor:
+    """uint8 [32]: sha256 of the weight files that adapters were trained beside."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
