@@ -159,7 +159,17 @@ class Generator:
         """Return when the engine holds a policy: from then on there is a point in taking tasks."""
         async with self.loaded:
             await self.loaded.wait_for(lambda: self.engine.policy is not None)
-        self.service.ready(f"version {self.engine.policy.version if self.engine.policy else None}")
+        self._tell_readiness()
+
+    def _tell_readiness(self) -> None:
+        """Ready is a generator with a policy and an engine that can sample at present."""
+        health, unable, policy = self.service.health, self.engine.unable, self.engine.policy
+        if self.service.stopping.is_set():
+            return
+        if unable is not None and health.detail != unable:
+            self.service.not_ready(unable)
+        elif unable is None and policy is not None and not health.is_ready:
+            self.service.ready(f"version {policy.version}")
 
     async def load(self, version: PolicyVersion) -> None:
         """Fetch, verify and swap in one policy."""
@@ -215,6 +225,8 @@ class Generator:
 
     def _slots(self, purpose: str) -> int:
         """Tasks that could start now: a generator takes no work it would only let lie."""
+        if self.engine.unable is not None:
+            return 0
         free = max(self.settings.max_requests - self.sampling, 0)
         return free // self.group_sizes[purpose] if purpose in self.group_sizes else min(free, 1)
 
@@ -315,6 +327,7 @@ class Generator:
             await asyncio.sleep(interval)
             if self.engine.error is not None:
                 raise RuntimeError(f"the engine stopped: {self.engine.error}")
+            self._tell_readiness()
             stats = self.engine.stats
             if not stats.inflight or stats.tokens > before.tokens:
                 self.service.beat()

@@ -36,8 +36,13 @@ __all__ = [
 def make_engine(settings: GeneratorSettings, folder: Path, tokenizer: PreTrainedTokenizerFast) -> Engine:
     """The engine that the settings name, for the model described in `folder`; its weights come with `Engine.load`.
 
-    Blocks while the model is built. Raises `UserError` on an unusable device or model.
+    Blocks while the model is built. Raises `UserError` on an unusable device or model, or an engine that is missing.
     """
+    if settings.engine == "vllm":
+        from generator.engines.vllm_engine import VllmEngine
+
+        return VllmEngine(settings, folder, tokenizer)
+
     import torch
 
     from generator.engines.torch_engine import TorchEngine

@@ -53,8 +53,8 @@ class EngineStats:
     """Counters since the engine started."""
 
     tokens: int  # sampled
-    busy_seconds: float  # computing prefill and decode steps
-    load_seconds: float  # copying weights
+    busy_seconds: float  # wall time computing prefill and decode steps
+    load_seconds: float  # wall time that sampling stood still for new weights
     inflight: int  # completions being sampled now
     queued: int  # completions of groups that wait for free slots
 
@@ -71,6 +71,10 @@ class Engine(Protocol):
         """Why the engine cannot go on, or None while it is healthy."""
 
     @property
+    def unable(self) -> str | None:
+        """Why nothing can be sampled at present although the engine will recover by itself, or None."""
+
+    @property
     def stats(self) -> EngineStats: ...
 
     async def load(self, policy: PolicyRef, weights: dict[str, Tensor]) -> float:
@@ -81,7 +85,7 @@ class Engine(Protocol):
         """
 
     def submit(self, request: SampleRequest) -> AsyncGenerator[list[SampledToken], None]:
-        """The tokens of all completions of the group as they come, one list per decode step, until all have finished.
+        """The tokens of all completions of the group, in lists, until all have finished.
 
         Closing the iterator (`contextlib.aclosing`) aborts the group and frees its slots. Raises, on the first step,
         `RequestRefused`, `EngineFull`, or `EngineError` before the first `load`; later `EngineError` when a step fails

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerFast
 
 from contracts.messages import Sampling
 from generator.engines import attention
@@ -113,7 +113,7 @@ def fit(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> list[tuple[Ten
     Tied tensors may come under any of their names. Raises `EngineError` naming the first tensor that is unknown,
     missing, of another shape, or not finite.
     """
-    state: dict[str, Tensor] = model.state_dict()
+    state: dict[str, Tensor] = model.state_dict(keep_vars=True)  # tied tensors are one object
     for name, tensor in weights.items():
         if name not in state:
             raise EngineError(f"weights do not fit the model: it has no tensor {name}")
@@ -122,13 +122,20 @@ def fit(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> list[tuple[Ten
             raise EngineError(f"weights do not fit the model: {name} has shape {got}, expected {expected}")
         if tensor.numel() and tensor.is_floating_point() and not all(bound.isfinite() for bound in tensor.aminmax()):
             raise EngineError(f"weights: {name} holds numbers that are not finite")
-    given = {state[name].data_ptr() for name in weights}
-    missing = [name for name, tensor in state.items() if tensor.data_ptr() not in given]
+    given = {id(state[name]) for name in weights}
+    missing = [name for name, tensor in state.items() if id(tensor) not in given]
     if missing:
         raise EngineError(
             f"weights do not fit the model: {len(missing)} tensors are missing, the first is {missing[0]}"
         )
     return [(state[name], tensor) for name, tensor in weights.items()]
+
+
+def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> set[int]:
+    """The tokens that end a completion: those of the model's configuration and the tokenizer's."""
+    configured = model.generation_config.eos_token_id if model.generation_config else None
+    listed: Sequence[int | None] = configured if isinstance(configured, list) else [configured]
+    return {token for token in [*listed, tokenizer.eos_token_id] if token is not None}
 
 
 def _window(model: PreTrainedModel) -> int:

@@ -9,7 +9,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
 import torch
@@ -25,11 +25,12 @@ from generator.engines.base import (
     SampleRequest,
 )
 from generator.engines.batch import Batch, Output
-from generator.engines.decoder import Decoder
+from generator.engines.decoder import Decoder, end_tokens
 from generator.engines.schedule import Limits, check
 
 CACHE_SPAN = 2048  # the cache holds max_requests sequences of this length, or fewer longer ones
 CLOSE_SECONDS = 10.0  # longest wait for the step that runs when the engine is closed
+DELIVER_SECONDS = 0.05  # tokens of short steps go to the event loop together: each delivery wakes it
 STALL_SECONDS = 300.0  # an engine in one step for longer counts as hung
 
 log = logging.getLogger(__name__)
@@ -86,7 +87,7 @@ class TorchEngine:
         self._batch = Batch(
             self._decoder,
             self._limits,
-            _end_tokens(model, tokenizer),
+            end_tokens(model, tokenizer),
             lambda tokens: text.decode(tokens, skip_special_tokens=False),
         )
         self._commands: queue.SimpleQueue[_Submit | _Load | _Abort | _Close] = queue.SimpleQueue()
@@ -96,6 +97,8 @@ class TorchEngine:
         self._held = 0  # completions submitted whose end has not arrived
         self._tokens, self._busy, self._loads = 0, 0.0, 0.0
         self._computing_since: float | None = None
+        self._undelivered: Output = {}
+        self._delivered = 0.0  # monotonic time of the last delivery
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -112,6 +115,10 @@ class TorchEngine:
         if since is not None and time.monotonic() - since > STALL_SECONDS:
             return f"the engine has been in one step for {time.monotonic() - since:.0f} s"
         return self._error
+
+    @property
+    def unable(self) -> str | None:
+        return None
 
     @property
     def stats(self) -> EngineStats:
@@ -162,7 +169,8 @@ class TorchEngine:
     async def _next(self, group: _Submit) -> list[SampledToken] | EngineError:
         while True:
             try:
-                return await asyncio.wait_for(group.output.get(), STALL_SECONDS)
+                async with asyncio.timeout(STALL_SECONDS):
+                    return await group.output.get()
             except TimeoutError:
                 if not self._thread.is_alive():
                     return EngineError("the engine's thread has ended")
@@ -219,11 +227,24 @@ class TorchEngine:
         assert self._policy is not None  # `submit` sees to it
         started = self._computing_since = time.monotonic()
         output = self._batch.step(self._policy)
-        self._busy += time.monotonic() - started
+        now = time.monotonic()
+        self._busy += now - started
         self._computing_since = None
-        for item in output.values():
-            self._tokens += len(item) if isinstance(item, list) else 0
-        self._tell(self._deliver, output)
+        due = now - self._delivered > DELIVER_SECONDS
+        for group, item in output.items():
+            earlier = self._undelivered.get(group)
+            if isinstance(item, EngineError):
+                due = True
+            else:
+                self._tokens += len(item)
+                due = due or any(token.finish is not None for token in item)
+            if isinstance(item, list) and isinstance(earlier, list):
+                earlier += item
+            else:
+                self._undelivered[group] = item
+        if due:
+            self._tell(self._deliver, self._undelivered)
+            self._undelivered, self._delivered = {}, now
 
     def _copy(self, command: _Load) -> None:
         started = self._computing_since = time.monotonic()
@@ -266,9 +287,3 @@ def _settle(done: asyncio.Future[float], result: float | EngineError) -> None:
         done.set_exception(result)
     else:
         done.set_result(result)
-
-
-def _end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> set[int]:
-    configured = model.generation_config.eos_token_id if model.generation_config else None
-    listed: Sequence[int | None] = configured if isinstance(configured, list) else [configured]
-    return {token for token in [*listed, tokenizer.eos_token_id] if token is not None}
