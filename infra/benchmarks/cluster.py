@@ -159,6 +159,12 @@ class Run:
         """The figures of the run so far, as `tailrace run` writes them into summary.json."""
         return await collect(self._bus, self.name)
 
+    async def steps(self) -> list[StepReport]:
+        """The reports of all steps so far."""
+        reports = observe(self._bus, subjects.STEP, {"run": self.name}, follow=False)
+        async with aclosing(reports):
+            return [received.message async for received in reports if isinstance(received.message, StepReport)]
+
     async def generators(self) -> list[GeneratorReport]:
         """The last report of each generator."""
         last: dict[str, GeneratorReport] = {}

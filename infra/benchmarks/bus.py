@@ -1,0 +1,162 @@
+"""`tailrace bench bus`: what moving messages and weights costs, as a share of the CPU and wall time of a run.
+
+CPU: the kernel counts the seconds of every process of a short demo, nats-server and verifiers included. Within a Python
+process they are divided by samples: `py-spy` looks from outside at every thread that runs, a hundred times a second. It
+waits for no GIL, so short calls between two releases of it are seen as often as they run; a profiler in the process
+would see them too rarely (a thread) or slow down exactly what is measured (tracing every call). A sample belongs to
+the innermost frame whose home is known, so that library code counts for its caller. Waiting is not CPU. The event loop
+counts as the bus: nearly all it does beside calling us is reading and writing the connection.
+
+Wall: the states in which the services say they were held up: the learner packing weights or waiting for the last
+publication, the generators with a new policy entering the engine. What goes on meanwhile costs CPU, not time.
+
+Start-up, evaluation and the first steps are outside of the window.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.resources import files
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from infra.benchmarks.cpu import OTHERS, OVERHEAD, Spy, Usage, count, cpu_figures, spy_binary
+from infra.benchmarks.report import Chart, JsonFile, PlotFile, Report, progress, publish
+from infra.cli.run import Preset
+
+if TYPE_CHECKING:
+    from contracts.messages import GeneratorReport, StepReport
+    from infra.benchmarks.cluster import Value
+
+WARM_STEPS = 2  # until every part has done everything once
+STEP_SECONDS = 60.0  # longest step that is waited for
+TARGET = 0.02
+
+
+def wall_figures(
+    steps: Sequence[StepReport], before: Sequence[GeneratorReport], after: Sequence[GeneratorReport]
+) -> dict[str, float]:
+    """Wall seconds of learner and generators, and the held-up ones; `steps[0]` ends where the window begins."""
+    former = {report.generator: report for report in before}
+    return {
+        "learner_wall_seconds": steps[-1].wall_seconds - steps[0].wall_seconds,
+        "learner_pack_seconds": sum(step.seconds.get("pack", 0.0) for step in steps[1:]),
+        "learner_publish_seconds": sum(step.seconds.get("publish", 0.0) for step in steps[1:]),
+        "generator_wall_seconds": sum(r.wall_seconds - former[r.generator].wall_seconds for r in after),
+        "generator_load_seconds": sum(r.seconds["load"] - former[r.generator].seconds["load"] for r in after),
+    }
+
+
+def demo_settings(name: str) -> tuple[dict[str, Value], dict[str, int]]:
+    """The settings of a preset by their dotted names, and its processes."""
+    table = tomllib.loads((files("infra") / "presets" / f"{name}.toml").read_text())
+    processes = table.pop("processes")
+    return dict(_flat(table, "")), processes
+
+
+def _flat(table: Mapping[str, Any], prefix: str) -> Iterable[tuple[str, Value]]:
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+async def measure(name: str, steps: int) -> dict[str, Any]:
+    """All figures of the benchmark by name."""
+    from infra.benchmarks.cluster import cluster
+
+    settings, processes = demo_settings(name)
+    settings |= {"learner.steps": steps + WARM_STEPS + 1, "learner.evaluation.prompts": 0}
+    async with cluster() as machine, machine.run("bus", settings, processes=processes) as run:
+        progress(f"starting the preset {name}; the window begins after step {WARM_STEPS}")
+        first = await run.until_step(WARM_STEPS, limit=240.0)
+        pids = run.pids
+        spies = {instance: await Spy.on(pid, machine.directory / f"{instance}.raw") for instance, pid in pids.items()}
+        began = {instance: Usage.of(pid) for instance, pid in pids.items()}
+        server, generators = Usage.of(machine.server.pid), await run.generators()
+        begun = await run.steps()
+        progress(f"sampling {', '.join(pids)} for {steps} steps")
+        last = await run.until_step(begun[-1].step + steps, limit=steps * STEP_SECONDS)
+        used = {instance: Usage.of(pid).since(began[instance]) for instance, pid in pids.items()}
+        served = Usage.of(machine.server.pid).since(server).own
+        wall = wall_figures(
+            [step for step in await run.steps() if begun[-1].step <= step.step <= last.step],
+            generators,
+            await run.generators(),
+        )
+        counted = {instance: count(await spy.stop()) for instance, spy in spies.items()}
+    assert first.step <= begun[-1].step
+    return figures(cpu_figures(used, {name: homes for name, (homes, _) in counted.items()}, served), wall, counted)
+
+
+def figures(
+    cpu: Mapping[str, float], wall: Mapping[str, float], counted: Mapping[str, tuple[Counter[str], Counter[str]]]
+) -> dict[str, Any]:
+    """The shares, their parts, and the frames that the overhead's samples are in most often."""
+    total = sum(cpu.values())
+    held = wall["learner_pack_seconds"] + wall["learner_publish_seconds"]
+    loading = wall["generator_load_seconds"]
+    all_wall = wall["learner_wall_seconds"] + wall["generator_wall_seconds"]
+    hottest: Counter[str] = Counter()
+    for instance, (_, frames) in counted.items():
+        hottest.update({f"{instance.split('-')[0]}, {frame}": number for frame, number in frames.items()})
+    overhead_samples = max(hottest.total(), 1)
+    return {
+        "overhead_fraction": sum(cpu[name] for name in OVERHEAD) / total,
+        "overhead_wall_fraction": (held + loading) / all_wall,
+        "learner_wall_fraction": held / wall["learner_wall_seconds"],
+        "generator_wall_fraction": loading / wall["generator_wall_seconds"],
+        "cpu_seconds": dict(cpu),
+        "cpu_fractions": {name: seconds / total for name, seconds in cpu.items()},
+        **wall,
+        "samples": sum(homes.total() for homes, _ in counted.values()),
+        "hottest": {frame: number / overhead_samples for frame, number in hottest.most_common(8)},
+    }
+
+
+def bus_benchmark(
+    steps: Annotated[int, typer.Option(min=2, help="Steps of the demo that are measured.")] = 10,
+    preset: Annotated[Preset, typer.Option(help="Which demo.")] = Preset.SMOLLM2,
+    json_file: JsonFile = None,
+    plot_file: PlotFile = None,
+) -> None:
+    """Share of CPU and wall time that codec, NATS and weights take of a demo run.
+
+    The demo runs as usual, without its evaluation; start-up and the first steps are not measured.
+    """
+    spy_binary()
+    found = asyncio.run(measure(preset, steps))
+    cpu, shares = found["cpu_seconds"], found["cpu_fractions"]
+    names = [*OVERHEAD, *OTHERS]
+    met = "met" if found["overhead_fraction"] < TARGET and found["overhead_wall_fraction"] < TARGET else "missed"
+    hottest = ", ".join(f"{frame} {share:.0%}" for frame, share in list(found["hottest"].items())[:5])
+    report = Report(
+        figures=found,
+        columns=["CPU of a run", "seconds", "share"],
+        rows=[
+            *([name, f"{cpu[name]:.2f}", f"{shares[name]:.2%}"] for name in names),
+            [
+                "**codec, NATS and weights**",
+                f"{sum(cpu[n] for n in OVERHEAD):.2f}",
+                f"{found['overhead_fraction']:.2%}",
+            ],
+        ],
+        notes=[
+            f"Wall time held up by packing, publishing and loading: {found['overhead_wall_fraction']:.2%} "
+            f"(learner {found['learner_wall_fraction']:.2%}, generators {found['generator_wall_fraction']:.2%}).",
+            f"Target below {TARGET:.0%} of both: {met}. Most of the overhead's CPU: {hottest}.",
+        ],
+        chart=Chart(
+            title=f"Overhead in the {preset} demo",
+            x_label="",
+            y_label="share of CPU, %",
+            x=list(OVERHEAD),
+            series={"share of CPU": [100 * shares[name] for name in OVERHEAD]},
+        ),
+    )
+    publish(report, json_file=json_file, plot_file=plot_file)
