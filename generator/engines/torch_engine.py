@@ -230,18 +230,20 @@ class TorchEngine:
         now = time.monotonic()
         self._busy += now - started
         self._computing_since = None
+        self._tokens += sum(len(item) for item in output.values() if isinstance(item, list))
+        self._pass_on(output, now)
+
+    def _pass_on(self, output: Output, now: float) -> None:
+        """Deliver what there is at the end of a completion, and else from time to time."""
         due = now - self._delivered > DELIVER_SECONDS
         for group, item in output.items():
-            earlier = self._undelivered.get(group)
+            earlier = self._undelivered.setdefault(group, item)
             if isinstance(item, EngineError):
-                due = True
+                self._undelivered[group], due = item, True
             else:
-                self._tokens += len(item)
+                if isinstance(earlier, list) and earlier is not item:
+                    earlier += item
                 due = due or any(token.finish is not None for token in item)
-            if isinstance(item, list) and isinstance(earlier, list):
-                earlier += item
-            else:
-                self._undelivered[group] = item
         if due:
             self._tell(self._deliver, self._undelivered)
             self._undelivered, self._delivered = {}, now
