@@ -1,8 +1,8 @@
 """`tailrace bench bus`: what moving messages and weights costs, as a share of the CPU and wall time of a run.
 
-CPU: the kernel counts the seconds of every process of a short demo, nats-server and verifiers included. Within a Python
-process they are divided by samples: `py-spy` looks from outside at every thread that runs, a hundred times a second. It
-waits for no GIL, so short calls between two releases of it are seen as often as they run; a profiler in the process
+CPU: the kernel counts the seconds of every process of a short demo, nats-server and verifiers included, and of every
+thread. A Python thread's are divided by samples: `py-spy` looks from outside at all that run, a hundred times a second.
+It waits for no GIL, so short calls between two releases of it are seen as often as they run; a profiler in the process
 would see them too rarely (a thread) or slow down exactly what is measured (tracing every call). A sample belongs to
 the innermost frame whose home is known, so that library code counts for its caller. Waiting is not CPU. The event loop
 counts as the bus: nearly all it does beside calling us is reading and writing the connection.
@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import asyncio
 import tomllib
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from infra.benchmarks.cpu import OTHERS, OVERHEAD, Spy, Usage, count, cpu_figures, spy_binary
+from infra.benchmarks.cpu import OTHERS, OVERHEAD, Place, Spy, Usage, count, divide, spy_binary
 from infra.benchmarks.report import Chart, JsonFile, PlotFile, Report, progress, publish
 from infra.cli.run import Preset
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 WARM_STEPS = 2  # until every part has done everything once
 STEP_SECONDS = 60.0  # longest step that is waited for
 TARGET = 0.02
+HOTTEST = 8  # places of the overhead that are named
 
 
 def wall_figures(
@@ -89,33 +90,39 @@ async def measure(name: str, steps: int) -> dict[str, Any]:
             generators,
             await run.generators(),
         )
-        counted = {instance: count(await spy.stop()) for instance, spy in spies.items()}
+        samples = {instance: count(await spy.stop()) for instance, spy in spies.items()}
     assert first.step <= begun[-1].step
-    return figures(cpu_figures(used, {name: homes for name, (homes, _) in counted.items()}, served), wall, counted)
+    seconds: defaultdict[Place, float] = defaultdict(float, {("nats-server", "nats-server"): served})
+    for instance, usage in used.items():
+        service = instance.split("-")[0]
+        seconds["verifiers", service] += usage.below
+        for (name, frame), number in divide(usage, samples[instance]).items():
+            seconds[name, f"{service}, {frame}"] += number
+    return figures(seconds, wall)
 
 
-def figures(
-    cpu: Mapping[str, float], wall: Mapping[str, float], counted: Mapping[str, tuple[Counter[str], Counter[str]]]
-) -> dict[str, Any]:
-    """The shares, their parts, and the frames that the overhead's samples are in most often."""
+def figures(seconds: Mapping[Place, float], wall: Mapping[str, float]) -> dict[str, Any]:
+    """The shares, their parts, and the places that most of the overhead's CPU seconds were seen in."""
+    cpu = dict.fromkeys((*OVERHEAD, *OTHERS), 0.0)
+    overhead: defaultdict[str, float] = defaultdict(float)
+    for (name, frame), number in seconds.items():
+        cpu[name] += number
+        if name in OVERHEAD:
+            overhead[f"{name}: {frame}"] += number
+    hottest = sorted(overhead.items(), key=lambda item: -item[1])
     total = sum(cpu.values())
     held = wall["learner_pack_seconds"] + wall["learner_publish_seconds"]
     loading = wall["generator_load_seconds"]
     all_wall = wall["learner_wall_seconds"] + wall["generator_wall_seconds"]
-    hottest: Counter[str] = Counter()
-    for instance, (_, frames) in counted.items():
-        hottest.update({f"{instance.split('-')[0]}, {frame}": number for frame, number in frames.items()})
-    overhead_samples = max(hottest.total(), 1)
     return {
         "overhead_fraction": sum(cpu[name] for name in OVERHEAD) / total,
         "overhead_wall_fraction": (held + loading) / all_wall,
         "learner_wall_fraction": held / wall["learner_wall_seconds"],
         "generator_wall_fraction": loading / wall["generator_wall_seconds"],
-        "cpu_seconds": dict(cpu),
-        "cpu_fractions": {name: seconds / total for name, seconds in cpu.items()},
+        "cpu_seconds": cpu,
+        "cpu_fractions": {name: number / total for name, number in cpu.items()},
         **wall,
-        "samples": sum(homes.total() for homes, _ in counted.values()),
-        "hottest": {frame: number / overhead_samples for frame, number in hottest.most_common(8)},
+        "hottest": {place: number / sum(overhead.values()) for place, number in hottest[:HOTTEST]},
     }
 
 

@@ -7,7 +7,7 @@ import re
 import shutil
 import signal
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -58,10 +58,13 @@ WAITING = (
     "_do_waitpid (asyncio/unix_events.py)",
 )
 FRAME = re.compile(r" \((.+)\)$")
+THREAD = re.compile(r"thread \((\d+)\)")
+
+Place = tuple[str, str]  # a home, and the frame that says so
 
 
-def home(stack: Sequence[str]) -> tuple[str, str] | None:
-    """What a sample belongs to, and the frame that says so; None for a thread that waits.
+def home(stack: Sequence[str]) -> Place | None:
+    """Where a sample belongs; None for a thread that waits.
 
     `stack` has the outermost frame first, as in `Bus.read (infra/bus.py)`. torch counts as weights where weights call
     it.
@@ -81,24 +84,23 @@ def _home(frame: str) -> str | None:
     return next((name for prefix, name in HOMES if path and path[1].startswith(prefix)), None)
 
 
-def count(lines: Iterable[str]) -> tuple[Counter[str], Counter[str]]:
-    """Samples by home, and by frame those of the overhead; from py-spy's raw format, `frame;frame;… count` a line."""
-    homes: Counter[str] = Counter()
-    frames: Counter[str] = Counter()
+def count(lines: Iterable[str]) -> dict[int, Counter[Place]]:
+    """Samples of each thread by place, from py-spy's raw format: `thread (id): name;frame;frame;… count` a line."""
+    threads: defaultdict[int, Counter[Place]] = defaultdict(Counter)
     for line in lines:
         stack, _, number = line.rpartition(" ")
-        if stack and (found := home(stack.split(";"))) is not None:
-            homes[found[0]] += int(number)
-            if found[0] in OVERHEAD:
-                frames[f"{found[0]}: {found[1]}"] += int(number)
-    return homes, frames
+        thread, *frames = stack.split(";")
+        if (named := THREAD.match(thread)) and frames and (place := home(frames)) is not None:
+            threads[int(named[1])][place] += int(number)
+    return dict(threads)
 
 
 @dataclass(frozen=True)
 class Usage:
-    """CPU seconds of a process so far: its own, and those of the processes that it started."""
+    """CPU seconds of a process: its own, those of its threads by id, and those of the processes that it started."""
 
     own: float
+    threads: Mapping[int, float]
     below: float
 
     @classmethod
@@ -113,10 +115,27 @@ class Usage:
             with suppress(psutil.NoSuchProcess):
                 of_child = child.cpu_times()
                 below += of_child.user + of_child.system + _ended(of_child)
-        return cls(times.user + times.system, below)
+        threads = {thread.id: thread.user_time + thread.system_time for thread in process.threads()}
+        return cls(times.user + times.system, threads, below)
 
     def since(self, before: Usage) -> Usage:
-        return Usage(self.own - before.own, max(self.below - before.below, 0.0))
+        """What was added."""
+        threads = {thread: seconds - before.threads.get(thread, 0.0) for thread, seconds in self.threads.items()}
+        return Usage(self.own - before.own, threads, max(self.below - before.below, 0.0))
+
+
+def divide(usage: Usage, samples: Mapping[int, Counter[Place]]) -> dict[Place, float]:
+    """The process's own CPU seconds by place: each thread's as its samples are.
+
+    Threads without a sample are no Python threads: those of torch. What ended threads have used is other Python.
+    """
+    seconds: defaultdict[Place, float] = defaultdict(float)
+    for thread, used in usage.threads.items():
+        seen = samples.get(thread, Counter({("model", "native threads"): 1}))
+        for place, number in seen.items():
+            seconds[place] += used * number / seen.total()
+    seconds["other Python", "ended threads"] = max(usage.own - sum(usage.threads.values()), 0.0)
+    return dict(seconds)
 
 
 def _ended(times: Any) -> float:
@@ -135,7 +154,7 @@ class Spy:
         """Begin to sample. Raises `UserError` where that is not allowed."""
         binary = spy_binary()
         process = await asyncio.create_subprocess_exec(
-            *(binary, "record", "--pid", str(pid), "--rate", str(RATE), "--format", "raw", "--nolineno"),
+            *(binary, "record", "--pid", str(pid), "--rate", str(RATE), "--format", "raw", "--nolineno", "--threads"),
             *("--output", str(file)),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
@@ -174,15 +193,3 @@ def spy_binary() -> str:
     if binary is None:
         raise UserError("the benchmark needs py-spy and psutil; run `pip install 'tailrace[bench]'`")
     return binary
-
-
-def cpu_figures(used: Mapping[str, Usage], samples: Mapping[str, Counter[str]], server: float) -> dict[str, float]:
-    """CPU seconds by home, from the usage and the samples of each instance and the server's seconds."""
-    seconds = dict.fromkeys((*OVERHEAD, *OTHERS), 0.0)
-    seconds["nats-server"] = server
-    for instance, usage in used.items():
-        seconds["verifiers"] += usage.below
-        total = samples[instance].total()
-        for name, number in samples[instance].items():
-            seconds[name] += usage.own * number / total
-    return seconds
