@@ -18,6 +18,7 @@ MAX_DIMENSIONS = 16  # a bound on the work that a hostile shape can cause
 
 # bfloat16 has no numpy type: readers with torch reinterpret the bytes themselves.
 _LITTLE = {name: np.dtype(name).newbyteorder("<") for name in ITEM_SIZES if name != "bfloat16"}
+_NAMES = {np.dtype(name).newbyteorder(order): name for name in _LITTLE for order in "<>"}  # numpy takes long to say it
 
 
 def byte_count(dtype: str, shape: list[int], where: str) -> int:
@@ -41,9 +42,9 @@ class Tensor(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, array: np.ndarray) -> Tensor:
         """Wrap a numpy array of one of the wire's dtypes; other dtypes raise `InvalidMessage`."""
-        dtype = array.dtype.name
-        if dtype not in _LITTLE:
-            raise InvalidMessage(f"tensor: dtype {dtype} is not one of {', '.join(_LITTLE)}")
+        dtype = _NAMES.get(array.dtype)
+        if dtype is None:
+            raise InvalidMessage(f"tensor: dtype {array.dtype.name} is not one of {', '.join(_LITTLE)}")
         little = array.astype(_LITTLE[dtype], copy=False)
         return cls(dtype=dtype, shape=list(array.shape), data=little.tobytes())
 
