@@ -24,7 +24,7 @@ from learner.settings import LearnerSettings
 from learner.worker import Worker
 
 COLLECTIVE = timedelta(seconds=300)  # ranks compute in step: they are never apart for as long
-POLL = timedelta(seconds=20)  # a follower's wait at the store before it waits again
+IDLE = timedelta(hours=1)  # a follower's wait at the store before it waits again; torch logs two warnings each time
 
 SETTINGS, SEED, FAILED, CLOSE = "settings", "seed", "failed", "close"
 
@@ -188,9 +188,9 @@ class Follower(Member):
         """Wait for a key, for as long as there is a store."""
         while True:
             try:
-                self._calls.wait([key], POLL)
+                self._calls.wait([key], IDLE)
                 return self._calls.get(key)
-            except dist.DistStoreError:  # the time is over; a connection that is gone is another error
+            except dist.DistStoreError:  # the time is over; a store that is gone is a `DistNetworkError` at once
                 continue
 
 

@@ -35,6 +35,7 @@ from learner.advantages import group_advantages
 from learner.checkpoints import Checkpoints
 from learner.evaluation import evaluate
 from learner.fleet import Fleet
+from learner.followers import ranks_of
 from learner.gate import AdmissionGate
 from learner.intake import Drop, Intake, TrainingGroup
 from learner.lineage import Lineage
@@ -42,6 +43,7 @@ from learner.load import Load
 from learner.packing import Sample, sample_of
 from learner.progress import Progress
 from learner.publisher import Publisher
+from learner.ranks import Ranks
 from learner.reports import discard, record_step, step_report
 from learner.saver import Saver
 from learner.settings import LearnerSettings
@@ -66,8 +68,9 @@ async def main(service: Service) -> None:
     lease = await acquire(service.bus, f"{run.name}.learner", service.instance, wait=LEASE_WAIT)
     service.spawn(_watch(lease), "lease")
     try:
-        learner = await Learner.start(service, settings, lease.generation)
-        await learner.run()
+        async with ranks_of(service, settings) as ranks:
+            learner = await Learner.start(service, settings, lease.generation, ranks)
+            await learner.run()
     finally:
         await lease.release()
 
@@ -114,13 +117,13 @@ class Learner:
         self.publishing: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, service: Service, settings: LearnerSettings, generation: int) -> Learner:
+    async def start(cls, service: Service, settings: LearnerSettings, generation: int, ranks: Ranks) -> Learner:
         """Load the model and, where there is one, the newest complete checkpoint; announce the first policy."""
         run = service.settings.run
         service.not_ready("loading the model")
         folder = await asyncio.to_thread(models.resolve, settings.model, seed=run.seed)
         thread = TorchThread()
-        trainer = await thread.run(Trainer, folder, settings, seed=run.seed)
+        trainer = await thread.run(Trainer, folder, settings, seed=run.seed, ranks=ranks)
         gate = AdmissionGate(settings.max_staleness, settings.groups_per_step, settings.steps)
         # Version 0 is made from model and seed alone, so an earlier generation's version 0 is an ancestor too.
         lineage = Lineage([(earlier, 0) for earlier in range(1, generation + 1)])

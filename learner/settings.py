@@ -51,7 +51,7 @@ class LoraSettings(Section):
     """Low-rank adapters: only they are trained, and what is published is the model with them merged in."""
 
     rank: int = Field(0, ge=0, description="rank of the adapters; 0 = the whole model is trained")
-    alpha: float = Field(32.0, gt=0, description="adapters are scaled by alpha/rank")
+    alpha: int = Field(32, ge=1, description="adapters are scaled by alpha/rank")
     targets: list[str] = Field(
         default=[], description="names of the linear layers adapted; empty = all but the output head"
     )

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,12 +75,12 @@ class Cluster:
         chosen = self.settings | own | {name: str(value) for name, value in settings.items()}
         return os.environ | {f"TAILRACE_{name}": value for name, value in chosen.items()}
 
-    def start(self, instance: str, **settings: object) -> None:
-        """Start `learner` or `generator-N` as a process; its log is appended to."""
-        service = instance.split("-")[0]
+    def start(self, instance: str, arguments: Sequence[str] = (), **settings: object) -> None:
+        """Start `learner` or `generator-N`, or `python -m` with other arguments, as a process; its log goes on."""
+        module = arguments or [instance.split("-")[0]]
         with self._log(instance).open("ab") as log:
             self.processes[instance] = subprocess.Popen(
-                [sys.executable, "-m", service],
+                [sys.executable, "-m", *module],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
