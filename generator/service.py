@@ -257,11 +257,7 @@ class Generator:
             completions = await self._sample(task, prompt)
         finally:
             self.sampling -= task.group_size
-        members = list(enumerate(completions))
-        parts = [members] if item.tool is None else [[member] for member in members]  # each waits for its own tool
-        async with asyncio.TaskGroup() as group:
-            for part in parts:
-                group.create_task(self._finish(task, item, part, prompt, started_ns))
+        await self._finish(task, item, completions, prompt, started_ns)
 
     async def _prompt(self, task: Task) -> tuple[Item, list[int]]:
         try:
@@ -292,20 +288,20 @@ class Generator:
         return completions
 
     async def _finish(
-        self, task: Task, item: Item, members: list[tuple[int, Completion]], prompt: list[int], started_ns: int
+        self, task: Task, item: Item, completions: list[Completion], prompt: list[int], started_ns: int
     ) -> None:
-        """Score members of a group, given with their index, and publish them."""
-        texts = [self.tokenizer.decode(member.tokens, skip_special_tokens=True) for _, member in members]
+        """Score a group and publish it."""
+        texts = [self.tokenizer.decode(each.tokens, skip_special_tokens=True) for each in completions]
         if item.tool is not None:  # by now the engine has given the slots to others
-            await asyncio.sleep(max(item.tool.seconds(index) for index, _ in members))
-        grades = await self.grader.grade(item.verifier, texts, item.expected, [member.finish for _, member in members])
+            await asyncio.sleep(max(item.tool.seconds(index) for index in range(task.group_size)))
+        grades = await self.grader.grade(item.verifier, texts, item.expected, [each.finish for each in completions])
         finished_ns = time.time_ns()
         rollouts = [
             rollout_of(
                 task, item, index, prompt, completion, text, grade,
                 generator=self.service.instance, started_ns=started_ns, finished_ns=finished_ns,
             )
-            for (index, completion), text, grade in zip(members, texts, grades, strict=True)
+            for index, (completion, text, grade) in enumerate(zip(completions, texts, grades, strict=True))
         ]  # fmt: skip
         messages = {f"{task.run}.{rollout.id}": rollout for rollout in rollouts}
         await self.service.bus.publish_all(subjects.ROLLOUT, messages, run=task.run, purpose=task.purpose)

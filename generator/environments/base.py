@@ -18,7 +18,10 @@ Prompt = str | list[dict[str, str]]  # text, or chat messages {role, content} fo
 
 
 class Tool(Protocol):
-    """Something outside that a rollout calls before it can be scored."""
+    """Something outside that a rollout calls before it can be scored; a group is scored when all calls are back.
+
+    No advantage can be computed before that, so nobody waits longer for it.
+    """
 
     def seconds(self, index: int) -> float:
         """How long rollout `index` of the group waits for it."""
