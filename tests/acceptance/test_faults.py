@@ -288,7 +288,7 @@ async def test_a_full_task_queue_pushes_back_and_the_run_goes_on(cluster):
 
 async def test_weights_that_do_not_match_their_digest_are_refused(cluster):
     """The newest policy's bytes are replaced in the store: a generator that joins now waits for the next version."""
-    async with cluster(LEARNER__STEPS=400) as c:
+    async with cluster(LEARNER__STEPS=400, LEARNER__KEYFRAME_EVERY=1) as c:
         c.start("generator-1")
         c.start("learner")
         await c.until_logged("learner", "step", version=2)
