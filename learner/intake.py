@@ -204,9 +204,9 @@ class Intake:
         """Tasks that the step from `version` waits for; `newest` is the newest version that its batch begins with."""
         begun = {}
         for task, floor in in_hand.items():
-            entry, group = self.gate.outstanding[task], self.groups.get(task)
-            if entry.held_since is not None and now - entry.held_since > self.straggler_seconds:
-                continue  # it had its time
+            entry, group = self.gate.outstanding.get(task), self.groups.get(task)
+            if entry is None or (entry.held_since is not None and now - entry.held_since > self.straggler_seconds):
+                continue  # it was closed just now, or had its time
             if group is None or not group.arrivals:
                 begun[task] = floor
             elif group not in self.ready:
