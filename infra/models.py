@@ -56,7 +56,7 @@ def resolve(source: str, *, seed: int = 0) -> Path:
     if source == "smollm2":
         return _cached(f"smollm2-135m-instruct-v{LAYOUT}", _make_smollm2)
     if source == "tiny":
-        return _cached(f"tiny-{seed}-v{LAYOUT}", lambda folder: _make_tiny(folder, seed))
+        return _cached(f"tiny-{seed}-v{LAYOUT}", lambda folder: make_tiny(folder, seed))
     folder = Path(source).expanduser()
     _check_folder(folder, weights=True)
     return folder
@@ -239,7 +239,11 @@ def _make_smollm2(folder: Path) -> None:
     print(f"smollm2: converted in {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
 
 
-def _make_tiny(folder: Path, seed: int) -> None:
+def make_tiny(folder: Path, seed: int, *, width: int = 48) -> None:
+    """Write a character-level transformer of two layers, `width` wide, with random weights, and its tokenizer.
+
+    Its weights grow with the square of the width: 71k parameters at 48, 3.7M at 384.
+    """
     import torch
     from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
     from tokenizers.models import WordLevel
@@ -255,14 +259,15 @@ def _make_tiny(folder: Path, seed: int) -> None:
     )
     # Reversing needs attention by absolute position: learned positions, one head as wide as the model, and tied
     # embeddings that make copying easy; with rotary positions or narrow heads the task takes several times the steps.
+    # Wide models with weights as large would start so sure of themselves that they explore nothing.
     config = GPT2Config(
         vocab_size=len(vocabulary),
         n_positions=256,
-        n_embd=48,
+        n_embd=width,
         n_layer=2,
         n_head=1,
-        n_inner=192,
-        initializer_range=0.1,
+        n_inner=4 * width,
+        initializer_range=0.1 * (48 / width) ** 0.5,
         tie_word_embeddings=True,
         embd_pdrop=0.0,
         attn_pdrop=0.0,

@@ -18,10 +18,11 @@ import tempfile
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from contracts import subjects
-from contracts.messages import GeneratorReport, StepReport
+from contracts.messages import GeneratorReport, Message, StepReport
+from contracts.subjects import Channel
 from infra.benchmarks.report import progress
 from infra.bootstrap import bootstrap
 from infra.bus import Bus
@@ -35,6 +36,8 @@ STOP_SECONDS = 3.0  # from SIGTERM to SIGKILL: what was measured is over by then
 GRACE_SECONDS = 5.0  # until what a completed run has published is read
 POOL = "default"
 ONE_OF_EACH = {"learner": 1, "generator": 1}
+
+M = TypeVar("M", bound=Message)
 
 Value = str | int | float | list[str] | Path
 
@@ -159,21 +162,20 @@ class Run:
         """The figures of the run so far, as `tailrace run` writes them into summary.json."""
         return await collect(self._bus, self.name)
 
-    async def steps(self) -> list[StepReport]:
-        """The reports of all steps so far."""
-        reports = observe(self._bus, subjects.STEP, {"run": self.name}, follow=False)
-        async with aclosing(reports):
-            return [received.message async for received in reports if isinstance(received.message, StepReport)]
-
     async def generators(self) -> list[GeneratorReport]:
         """The last report of each generator."""
-        last: dict[str, GeneratorReport] = {}
-        reports = observe(self._bus, subjects.GENERATOR, {"run": self.name}, follow=False)
-        async with aclosing(reports):
-            async for received in reports:
-                if isinstance(report := received.message, GeneratorReport):
-                    last[report.generator] = report
+        reports = await self._records(subjects.GENERATOR, GeneratorReport)
+        last = {report.generator: report for report in reports}
         return [last[name] for name in sorted(last)]
+
+    async def steps(self) -> list[StepReport]:
+        """The reports of all steps so far, in order."""
+        return await self._records(subjects.STEP, StepReport)
+
+    async def _records(self, channel: Channel, kind: type[M]) -> list[M]:
+        records = observe(self._bus, channel, {"run": self.name}, follow=False)
+        async with aclosing(records):
+            return [received.message async for received in records if isinstance(received.message, kind)]
 
     async def _step(self, step: int) -> StepReport:
         reports = observe(self._bus, subjects.STEP, {"run": self.name})

@@ -1,0 +1,233 @@
+"""`tailrace bench async-sync`: how long each side waits for the other, and what that costs, with and without a barrier.
+
+The same code, machine, model, tasks and seeds, in turn: asynchronous with staleness up to 4, synchronous with staleness
+0. Every rollout waits for a simulated tool between sampling and scoring. A server, a learner and a generator run as
+processes; the figures come from their records on the bus, as those of every run do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from infra.benchmarks.cluster import Cluster, Value, cluster
+from infra.benchmarks.pairs import Measured, Pair, aggregate, balanced_slots, measured
+from infra.benchmarks.report import Chart, JsonFile, PlotFile, Report, progress, publish
+from infra.cli.interrupts import run_to_end
+
+SIGMAS = (0.5, 1.0)
+STALENESS = 4
+GROUPS, GROUP = 16, 16
+BATCH = GROUPS * GROUP
+WIDTH = 384  # of the model: computing outweighs what a rollout costs besides
+FEW_SLOTS = 2 * GROUP  # beside the whole batch, the other point at which sampling is timed
+CALIBRATION_STEPS = 8
+RUN_SECONDS = 240.0  # longest time for one run
+
+SETTINGS: dict[str, Value] = {
+    "service.heartbeat_seconds": 0.5,
+    "learner.groups_per_step": GROUPS,
+    "learner.group_size": GROUP,
+    "learner.minibatches": 4,
+    "learner.precision": "fp32",
+    "learner.token_budget": 16384,
+    "learner.objective.eps_clip": 0.1,
+    "learner.optimizer.learning_rate": 1e-4,
+    "learner.optimizer.beta2": 0.999,
+    "learner.sampling.max_tokens": 6,
+    "learner.sampling.stop": [],
+    "generator.precision": "fp32",
+}
+
+
+def threads(count: int) -> dict[str, Value]:
+    """Both sides compute with so many threads."""
+    return {"learner.threads": count, "generator.threads": count}
+
+
+# Each side has a core of its own; or they alternate, so that both could use both, and a batch is sampled as one.
+ASYNCHRONOUS: dict[str, Value] = {"learner.max_staleness": STALENESS, **threads(1)}
+SYNCHRONOUS: dict[str, Value] = {"learner.max_staleness": 0, "generator.max_requests": BATCH}
+
+
+class Bench:
+    """Runs on one server, with models made for them."""
+
+    def __init__(self, machine: Cluster, tool_seconds: float) -> None:
+        self.machine = machine
+        self.tool_seconds = tool_seconds
+        self.runs = 0
+
+    async def run(self, what: str, settings: Mapping[str, Value], *, sigma: float, seed: int, steps: int) -> Measured:
+        """One run from its first task to the end of step `steps`."""
+        self.runs += 1
+        mode = {
+            **SETTINGS,
+            **settings,
+            "run.environment": f"tools:{self.tool_seconds:g}:{sigma:g}:reverse-text",
+            "run.seed": seed,
+            "learner.model": self._model(seed),
+            # A run goes on without end here: its last steps, for which no task is published any more, are left out.
+            "learner.steps": steps + STALENESS + 2,
+        }
+        async with self.machine.run(f"bench-{self.runs}", mode) as run:
+            await run.until_step(steps, limit=RUN_SECONDS)
+            summary = await run.summary()
+            result = measured(summary, await run.steps(), await run.generators())
+        progress(
+            f"{what}: {result.steps} steps in {result.seconds:.1f} s, idle learner {result.learner_idle_ratio:.1%} "
+            f"generator {result.generator_idle_ratio:.1%}, computing per step {result.learner_step_seconds:.2f} and "
+            f"{result.generator_step_seconds:.2f} s"
+        )
+        return result
+
+    def _model(self, seed: int) -> Path:
+        from infra import models  # heavy, and not needed for help
+
+        folder = self.machine.directory / f"model-{seed}"
+        if not folder.is_dir():
+            models.make_tiny(folder, seed, width=WIDTH)
+        return folder
+
+    async def balance(self) -> dict[str, Any]:
+        """How many completions to sample at once so that both sides compute for as long, and synchronous threads."""
+        costs, learner = {}, 0.0
+        for slots in (BATCH, FEW_SLOTS):
+            what = f"balancing, {slots} slots"
+            run = await self._short(what, {**ASYNCHRONOUS, "generator.max_requests": slots})
+            costs[slots], learner = run.generator_step_seconds, max(learner, run.learner_step_seconds)
+        slots = balanced_slots(costs, learner, group=GROUP, most=BATCH)
+        rates = {
+            count: (await self._short(f"synchronous, {count} threads", {**SYNCHRONOUS, **threads(count)})).throughput
+            for count in (1, 2)
+        }
+        return {
+            "generator_seconds_by_slots": costs,
+            "learner_seconds": learner,
+            "slots": slots,
+            "sync_rollouts_per_second_by_threads": rates,
+            "sync_threads": max(rates, key=lambda count: rates[count]),
+        }
+
+    async def _short(self, what: str, settings: Mapping[str, Value]) -> Measured:
+        return await self.run(what, settings, sigma=SIGMAS[0], seed=1, steps=CALIBRATION_STEPS)
+
+
+async def measure(seeds: int, steps: int, tool_seconds: float) -> tuple[list[Pair], dict[str, Any]]:
+    """All pairs, in turn, and what the calibration chose."""
+    async with cluster() as machine:
+        bench = Bench(machine, tool_seconds)
+        chosen = await bench.balance()
+        progress(
+            f"{chosen['slots']} slots for asynchronous runs, {chosen['sync_threads']} threads for synchronous ones"
+        )
+        asynchronous = {**ASYNCHRONOUS, "generator.max_requests": chosen["slots"]}
+        synchronous = {**SYNCHRONOUS, **threads(chosen["sync_threads"])}
+        pairs = []
+        for seed in range(1, seeds + 1):
+            for sigma in SIGMAS:
+                where = f"σ {sigma:g}, seed {seed}"
+                free = await bench.run(f"{where}, asynchronous", asynchronous, sigma=sigma, seed=seed, steps=steps)
+                barred = await bench.run(f"{where}, synchronous", synchronous, sigma=sigma, seed=seed, steps=steps)
+                pairs.append(Pair(sigma, seed, free, barred))
+    return pairs, chosen
+
+
+def figures_of(pairs: Sequence[Pair], chosen: Mapping[str, Any], tool_seconds: float) -> dict[str, Any]:
+    """Everything that was found. The top level holds means over all pairs, `by_sigma` those of each σ."""
+    return {
+        **aggregate(pairs),
+        "by_sigma": {f"{sigma:g}": aggregate([pair for pair in pairs if pair.sigma == sigma]) for sigma in SIGMAS},
+        "pairs": [
+            asdict(pair)
+            | {
+                "throughput_ratio": pair.asynchronous.throughput / pair.synchronous.throughput,
+                "time_to_reward_ratio": pair.time_to_reward_ratio,
+                "target_reward": pair.target_reward,
+                "reward_gap": pair.reward_gap,
+            }
+            for pair in pairs
+        ],
+        "tool_seconds": tool_seconds,
+        "staleness_bound": STALENESS,
+        "calibration": dict(chosen),
+    }
+
+
+def async_sync_benchmark(
+    seeds: Annotated[int, typer.Option(min=1, help="Pairs of runs for each σ.")] = 3,
+    steps: Annotated[int, typer.Option(min=10, help="Steps of each run.")] = 50,
+    tool_seconds: Annotated[float, typer.Option(min=0.001, max=10.0, help="Median latency of the tool.")] = 0.05,
+    json_file: JsonFile = None,
+    plot_file: PlotFile = None,
+) -> None:
+    """Asynchronous against synchronous training: idle time, throughput and reward, some twelve minutes.
+
+    The sides are balanced first, by how many completions the generator samples at once. Synchronous runs get the number
+    of threads they do best with. Wants a machine that does nothing else: two cores are what the sides share.
+    """
+    pairs, chosen = run_to_end(measure(seeds, steps, tool_seconds))
+    figures = figures_of(pairs, chosen, tool_seconds)
+    publish(report_of(figures, chosen), json_file=json_file, plot_file=plot_file)
+
+
+def report_of(figures: Mapping[str, Any], chosen: Mapping[str, Any]) -> Report:
+    """The table has a column for each σ and one for all pairs."""
+    columns = {**{f"σ {sigma}": found for sigma, found in figures["by_sigma"].items()}, "all": figures}
+
+    def row(name: str, key: str, form: str) -> list[str]:
+        return [name, *("-" if found[key] is None else format(found[key], form) for found in columns.values())]
+
+    intervals = (found["reward_gap_interval"] for found in columns.values())
+    bars = {f"{side}, σ {sigma}": (sigma, side) for sigma in figures["by_sigma"] for side in ("learner", "generator")}
+    mismatches = sum(
+        len(pair[mode]["mismatches"]) for pair in figures["pairs"] for mode in ("asynchronous", "synchronous")
+    )
+    return Report(
+        figures=figures,
+        columns=["tool latency", *columns],
+        rows=[
+            row("learner idle, asynchronous", "learner_idle_ratio", ".1%"),
+            row("generator idle, asynchronous", "generator_idle_ratio", ".1%"),
+            row("  of them the bottleneck", "bottleneck_idle_ratio", ".1%"),
+            row("learner idle, synchronous", "sync_learner_idle_ratio", ".1%"),
+            row("generator idle, synchronous", "sync_generator_idle_ratio", ".1%"),
+            row("throughput, asynchronous / synchronous", "throughput_ratio", ".2f"),
+            row("throughput of the asynchronous ideal", "ideal_fraction", ".1%"),
+            row("throughput of the synchronous ideal", "sync_ideal_fraction", ".1%"),
+            row("time to reward, synchronous / asynchronous", "time_to_reward_ratio", ".2f"),
+            row("reward of the last steps, difference", "reward_gap", "+.3f"),
+            [
+                "  its 95 % interval",
+                *("-" if ends is None else f"{ends[0]:+.3f} to {ends[1]:+.3f}" for ends in intervals),
+            ],
+            row("staleness, mean", "staleness_mean", ".2f"),
+            row("imbalance of the sides", "imbalance", ".1%"),
+        ],
+        notes=[
+            "Ideal: the slower side computes without a pause (asynchronous), or the sides alternate and nothing else "
+            "takes time (synchronous); each by what that run's sides computed.",
+            f"The generator samples {chosen['slots']} completions at once where it is asynchronous, the whole batch of "
+            f"{BATCH} where it is synchronous; synchronous runs use {chosen['sync_threads']} threads a side.",
+            "Targets in the balanced case: idle below 3 % at the bottleneck and 8 % on both sides, 95 % of the ideal.",
+            *(
+                [f"The services' word and the records differ in {mismatches} places: see mismatches."]
+                if mismatches
+                else []
+            ),
+        ],
+        chart=Chart(
+            title="Idle time with lognormal tool latency",
+            x_label="",
+            y_label="% of wall time",
+            x=list(bars),
+            series={
+                name: [100 * figures["by_sigma"][sigma][f"{prefix}{side}_idle_ratio"] for sigma, side in bars.values()]
+                for name, prefix in (("asynchronous", ""), ("synchronous", "sync_"))
+            },
+        ),
+    )
