@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from infra.errors import UserError
-from infra.service import Service
+from infra.service import EXIT_FAILURE, EXIT_USER_ERROR, Service
 from infra.supervisor import die_with_parent
 from learner.ranks import Alone, Leader, Ranks, started_by_launcher
 from learner.settings import LearnerSettings
@@ -34,6 +34,8 @@ async def ranks_of(service: Service, settings: LearnerSettings) -> AsyncIterator
     if launched:
         leader = await asyncio.to_thread(Leader.of_environment)
     else:
+        if sys.platform.startswith("linux"):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # what ranks on one machine exchange stays on it
         leader, port = Leader.listening(settings.ranks)
         processes = [await _start(rank, settings.ranks, port) for rank in range(1, settings.ranks)]
     watches = [
@@ -77,9 +79,10 @@ async def _start(rank: int, count: int, port: int) -> Process:
 
 async def _watch(rank: int, process: Process, leader: Leader) -> None:
     code = await process.wait()
-    if sentence := leader.failure():
-        raise UserError(sentence)
-    limit = threading.Timer(ABORT_SECONDS, os._exit, (1,))
+    sentence = leader.failure()
+    limit = threading.Timer(ABORT_SECONDS, os._exit, (EXIT_USER_ERROR if sentence else EXIT_FAILURE,))
     limit.daemon = True
     limit.start()
+    if sentence:
+        raise UserError(sentence)
     raise RuntimeError(f"rank {rank} ended with code {code} in the middle of the work")

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from infra.errors import UserError
 from learner.settings import LoraSettings
@@ -20,27 +21,32 @@ BASE = ".base_layer."  # what peft puts between the name of an adapted layer and
 def add_adapters(model: Any, settings: LoraSettings, *, seed: int) -> None:
     """Freeze the model and put adapters beside its linear layers: ΔW = α/r B A, with B = 0 at first.
 
-    The model computes what it did before. Raises `UserError` when a target names no layer.
+    The model computes what it did before. Raises `UserError` when a target is not the name of a linear layer; the
+    output head is none, because it may share its matrix with the embedding.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
+    head = model.get_output_embeddings()
+    layers = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | Conv1D) and module is not head
+    }
+    kinds = sorted({name.rpartition(".")[2] for name in layers})
+    unknown = [target for target in settings.targets if target not in kinds]
+    if unknown:
+        raise UserError(f"learner.lora.targets: the model has no layer {unknown[0]!r}; it has {', '.join(kinds)}")
     config = LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,
         lora_dropout=0.0,
-        target_modules=settings.targets or "all-linear",
+        target_modules=settings.targets or kinds,
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in layers.values()),
     )
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            inject_adapter_in_model(config, model)
-    except ValueError as error:
-        raise UserError(f"learner.lora.targets: {error}; name linear layers, or give none for all of them") from None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        inject_adapter_in_model(config, model)
     model.eval()
-    ends = {id(model.get_input_embeddings()), id(model.get_output_embeddings())}
-    adapted = [name for name, module in model.named_modules() if id(module) in ends and hasattr(module, "base_layer")]
-    if adapted:  # adapters on a tied matrix would change two layers when they are merged
-        raise UserError(f"learner.lora.targets: {adapted[0]} is the embedding or the output head; leave it out")
 
 
 def merged_state(model: Any, whole: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:

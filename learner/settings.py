@@ -53,7 +53,7 @@ class LoraSettings(Section):
     rank: int = Field(0, ge=0, description="rank of the adapters; 0 = the whole model is trained")
     alpha: int = Field(32, ge=1, description="adapters are scaled by alpha/rank")
     targets: list[str] = Field(
-        default=[], description="names of the linear layers adapted; empty = all but the output head"
+        default=[], description="linear layers that are adapted, such as q_proj; empty = all but the output head"
     )
 
 

@@ -6,7 +6,6 @@ import os
 import signal
 from pathlib import Path
 
-from tests.acceptance.cluster import Cluster
 from tests.acceptance.test_faults import assert_sound
 
 RANKS = {"LEARNER__RANKS": 2}

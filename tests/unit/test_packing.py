@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.tensors import Tensor
-from learner.packing import MicroBatch, Sample, over_budget, pack, sample_of
+from learner.packing import MicroBatch, Sample, deal, over_budget, pack, sample_of
 from tests.unit.builders import rollout
 
 
@@ -53,6 +53,39 @@ def test_every_sample_is_packed_once_within_the_budget_or_refused(
     assert all(cost(batch) <= budget for batch in packed.micro_batches)
     for batch in packed.micro_batches:
         assert all(group and len({row.prompt.tobytes() for row in group}) == 1 for group in batch.groups)
+
+
+@given(shapes, st.integers(1, 5))
+def test_groups_are_dealt_whole_and_no_rank_has_more_than_its_share_and_one_group(
+    groups: list[tuple[int, list[int]]], ranks: int
+) -> None:
+    samples = [
+        [sample(f"{number}.{index}", [number] * prompt, length) for index, length in enumerate(lengths)]
+        for number, (prompt, lengths) in enumerate(groups)
+    ]
+    dealt = deal(samples, ranks)
+    assert len(dealt) == ranks
+    assert sorted(map(id, samples)) == sorted(id(group) for own in dealt for group in own)
+    places = {id(group): place for place, group in enumerate(samples)}
+    assert all(own == sorted(own, key=lambda group: places[id(group)]) for own in dealt), "in the order they came"
+    tokens = [len(group[0].prompt) + sum(len(row.completion) for row in group) if group else 0 for group in samples]
+    of = {id(group): size for group, size in zip(samples, tokens, strict=True)}
+    loads = [sum(of[id(group)] for group in own) for own in dealt]
+    assert max(loads) <= sum(tokens) / ranks + max(tokens, default=0)
+
+
+@pytest.mark.parametrize(
+    "lengths, ranks, expected",
+    [
+        ([5, 5, 5, 5], 2, [[0, 2], [1, 3]]),
+        ([9, 1, 2, 3, 3], 2, [[0], [1, 2, 3, 4]]),
+        ([4], 3, [[0], [], []]),
+        ([1, 2, 3], 1, [[0, 1, 2]]),
+    ],
+)
+def test_the_largest_groups_are_dealt_first(lengths: list[int], ranks: int, expected: list[list[int]]) -> None:
+    groups = [[sample(str(number), [1], length - 1)] for number, length in enumerate(lengths)]
+    assert [[int(group[0].rollout_id) for group in own] for own in deal(groups, ranks)] == expected
 
 
 def test_a_group_that_fits_shares_one_prompt_and_one_that_does_not_is_split() -> None:

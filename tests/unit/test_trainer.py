@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +27,9 @@ CPU = torch.device("cpu")
 VOCABULARY = 40
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield models.resolve("tiny")
+@pytest.fixture
+def tiny(tiny_folder: Path) -> Path:
+    return tiny_folder
 
 
 def make_settings(**changes: Any) -> LearnerSettings:
