@@ -6,15 +6,15 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 import signal
 import sys
-import tempfile
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from infra.errors import UserError
+from infra.sandbox.folders import Folder, clear_abandoned
 from infra.sandbox.wire import LENGTHS, MAX_PAYLOAD_BYTES, MAX_RESULT_BYTES, frame
 
 START_SECONDS = 60.0  # for a worker process to fence itself in and answer
@@ -65,6 +65,7 @@ class Sandbox:
 
     async def start(self) -> None:
         """Start the workers. Raises `UserError` if they do not start within `START_SECONDS`."""
+        await asyncio.to_thread(clear_abandoned, time.time())
         try:
             await asyncio.gather(*(worker.start() for worker in self._workers))
         except SandboxCrash as error:
@@ -110,16 +111,25 @@ class _Worker:
         self.missing: list[str] = []
         self._packages = packages
         self._process: asyncio.subprocess.Process | None = None
-        self._folder = ""
+        self._folder: Folder | None = None
 
     async def start(self) -> None:
-        self._folder = tempfile.mkdtemp(prefix="tailrace-sandbox-")
+        self._folder = Folder()
         environment = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/", "OMP_NUM_THREADS": "1"}
         environment |= {"OPENBLAS_NUM_THREADS": "1"}  # no threads in a process that forks
         environment |= {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
         try:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-B", "-c", _BOOT, json.dumps(_import_path()), self._folder, *self._packages),
+                *(
+                    sys.executable,
+                    "-I",
+                    "-B",
+                    "-c",
+                    _BOOT,
+                    json.dumps(_import_path()),
+                    self._folder.path,
+                    *self._packages,
+                ),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 env=environment,
@@ -166,14 +176,14 @@ class _Worker:
 
     async def stop(self) -> None:
         process, self._process = self._process, None
-        folder, self._folder = self._folder, ""
+        folder, self._folder = self._folder, None
         if process is not None and process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(process.wait(), CLOSE_SECONDS)
-        if folder:
-            shutil.rmtree(folder, ignore_errors=True)
+        if folder is not None:
+            folder.remove()
 
     async def _receive(self) -> tuple[dict[str, Any], bytes]:
         assert self._process is not None and self._process.stdout is not None

@@ -11,6 +11,8 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from reasoning_gym.factory import create_dataset
 from contracts.messages import Finish, Outcome
 from infra.grading import Grader, entries
 from infra.sandbox import Limits, Sandbox, SandboxCrash, SandboxTimeout
+from infra.sandbox.folders import clear_abandoned
 from tests.integration.hostile import HERE
 
 SHORT = Limits(wall_seconds=0.5)
@@ -303,3 +306,46 @@ def test_code_below_tmp_is_fenced_as_elsewhere_and_needs_no_home(tmp_path: Path,
     missing, outcome, reason = json.loads(done.stdout)
     assert missing == sandbox.missing, "whatever this host allows"
     assert outcome == "wrong", reason
+
+
+OWNER = """
+import asyncio, sys, time
+from infra.sandbox import Limits, Sandbox
+
+async def main():
+    sandbox = Sandbox(1, Limits())
+    await sandbox.start()
+    print("started", flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+async def test_what_a_killed_owner_left_is_cleared_and_what_a_living_one_uses_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    other = tmp_path / "tailrace-sandboxed-link"
+    (tmp_path / "elsewhere").mkdir()
+    other.symlink_to(tmp_path / "elsewhere")
+    owner = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", OWNER), stdout=asyncio.subprocess.PIPE, cwd=ROOT
+    )
+    assert owner.stdout is not None
+    try:
+        assert await owner.stdout.readline() == b"started\n"
+        (folder,) = (path for path in tmp_path.glob("tailrace-sandboxed-*") if path != other)
+        (folder / "left").write_text("behind")
+        long_after = time.time() + 3600
+        clear_abandoned(long_after)
+        assert folder.is_dir(), "its owner lives"
+    finally:
+        owner.kill()
+        await owner.wait()
+    clear_abandoned(time.time())
+    assert folder.is_dir(), "too young to tell"
+    clear_abandoned(long_after)
+    assert not folder.exists()
+    assert other.is_symlink() and (tmp_path / "elsewhere").is_dir()
