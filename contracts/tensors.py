@@ -18,7 +18,8 @@ MAX_DIMENSIONS = 16  # a bound on the work that a hostile shape can cause
 
 # bfloat16 has no numpy type: readers with torch reinterpret the bytes themselves.
 _LITTLE = {name: np.dtype(name).newbyteorder("<") for name in ITEM_SIZES if name != "bfloat16"}
-_NAMES = {np.dtype(name).newbyteorder(order): name for name in _LITTLE for order in "<>"}  # numpy takes long to say it
+# numpy takes longer to say a dtype's name than to copy a small array
+_NAMES = {dtype: name for name, little in _LITTLE.items() for dtype in (little, little.newbyteorder(">"))}
 
 
 def byte_count(dtype: str, shape: list[int], where: str) -> int:

@@ -118,18 +118,11 @@ class _Worker:
         environment = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/", "OMP_NUM_THREADS": "1"}
         environment |= {"OPENBLAS_NUM_THREADS": "1"}  # no threads in a process that forks
         environment |= {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+        arguments = ("-I", "-B", "-c", _BOOT, json.dumps(_import_path()), self._folder.path, *self._packages)
         try:
             self._process = await asyncio.create_subprocess_exec(
-                *(
-                    sys.executable,
-                    "-I",
-                    "-B",
-                    "-c",
-                    _BOOT,
-                    json.dumps(_import_path()),
-                    self._folder.path,
-                    *self._packages,
-                ),
+                sys.executable,
+                *arguments,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 env=environment,
