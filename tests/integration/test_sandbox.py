@@ -336,7 +336,7 @@ async def test_what_a_killed_owner_left_is_cleared_and_what_a_living_one_uses_is
     assert owner.stdout is not None
     try:
         assert await owner.stdout.readline() == b"started\n"
-        (folder,) = {path for path in tmp_path.glob("tailrace-sandboxed-*")} - {other}  # noqa: ASYNC240
+        (folder,) = set(tmp_path.glob("tailrace-sandboxed-*")) - {other}  # noqa: ASYNC240
         (folder / "left").write_text("behind")
         long_after = time.time() + 3600
         clear_abandoned(long_after)
