@@ -2,15 +2,16 @@
 
 Three loops share one `Intake`: `_admit` publishes prompts as far as load and staleness bound allow, `_receive` reads
 rollouts in stream order, and `run` trains whenever a batch is there, while the version before is still on its way to
-the generators. Everything that is decided is decided in `Intake`, `AdmissionGate`, `Load` and `Trainer`.
+the generators. Everything that is decided is decided in `Intake`, `AdmissionGate`, `Load` and `Trainer`; `Batches`
+waits for the first two and tells the third what it saw.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import time
+from contextlib import aclosing
 from pathlib import Path
 
 import msgspec
@@ -18,7 +19,6 @@ import structlog
 
 from contracts import subjects
 from contracts.messages import (
-    GeneratorReport,
     PolicyRef,
     PolicyVersion,
     Purpose,
@@ -32,14 +32,13 @@ from infra.errors import UserError
 from infra.leases import Lease, acquire
 from infra.service import Service
 from learner.advantages import group_advantages
+from learner.batches import Batches
 from learner.checkpoints import Checkpoints
 from learner.evaluation import evaluate
-from learner.fleet import Fleet
 from learner.followers import ranks_of
 from learner.gate import AdmissionGate
 from learner.intake import Drop, Intake, TrainingGroup
 from learner.lineage import Lineage
-from learner.load import Load
 from learner.packing import Sample, sample_of
 from learner.progress import Progress
 from learner.publisher import Publisher
@@ -48,7 +47,7 @@ from learner.reports import discard, record_step, step_report
 from learner.saver import Saver
 from learner.settings import LearnerSettings
 from learner.stopwatch import Stopwatch
-from learner.tasks import dead_tasks, publish_task, queue_is_empty, taken_up_to, training_task
+from learner.tasks import dead_tasks, publish_task, queue_is_empty, training_task
 from learner.torch_thread import TorchThread
 from learner.trainer import Trainer
 
@@ -57,8 +56,6 @@ log = structlog.get_logger(__name__)
 LEASE_WAIT = 60.0  # seconds for a former learner's lease to expire
 BEAT_SECONDS = 5.0
 IDLE_CHECK = 2.0  # seconds between looks at the task queue while nothing arrives
-HOLD_CHECK = 0.25  # seconds between looks at who works on what while a batch waits for stragglers
-SILENCE = 3  # heartbeats without a report until a generator counts as gone
 
 
 async def main(service: Service) -> None:
@@ -103,17 +100,13 @@ class Learner:
         checkpoints = Checkpoints(_directory(service), settings.keep_checkpoints, generation)
         self.saver = Saver(checkpoints, service.spawn)
         self.stopwatch = Stopwatch(time.monotonic)
+        self.batches = Batches(service, settings, intake, self.stopwatch)
         self.version = trainer.version  # the trainer's own moves inside its thread, this one between steps
         self.room = asyncio.Event()  # the gate may have room: `_admit` looks
-        self.arrived = asyncio.Event()  # a batch may be there, or the service is stopping: `_next_batch` looks
         self.last_arrival = 0.0
         self.traces: dict[str, dict[str, str]] = {}  # headers of rollouts not yet trained, for the links of the step
         self.training = False
         self.progress = Progress(max(2 * intake.gate.limit, 32))
-        self.load = Load(settings.groups_per_step, intake.gate.limit)
-        self.fleet = Fleet(SILENCE * service.settings.service.heartbeat_seconds)
-        self.waited = 0.0  # seconds since the last step for want of rollouts
-        self.spare = 0  # groups that were ready beside the batch taken last
         self.publishing: asyncio.Task[None] | None = None
 
     @classmethod
@@ -160,7 +153,7 @@ class Learner:
             consumer=self.service.instance,
             run=self.run_name,
         )
-        async with contextlib.aclosing(begun):
+        async with aclosing(begun):
             async for received in begun:
                 if received.message.policy.version == 0 and received.message.policy.digest != digest:
                     raise UserError(
@@ -177,7 +170,9 @@ class Learner:
         if self.version < self.settings.steps and not self.service.stopping.is_set():
             if self.intake.gate.outstanding:  # the tasks of the learner before
                 self.stopwatch.start()
-            loops = (self._receive, self._admit, self._expire, self._bury, self._follow_fleet, self._wake_on_stop)
+            loops = (
+                self._receive, self._admit, self._expire, self._bury, self._wake_on_stop, self.batches.follow_fleet,
+            )  # fmt: skip
             tasks = [self.service.spawn(loop(), loop.__name__) for loop in loops]
             try:
                 while self.version < self.settings.steps and (batch := await self._next_batch()) is not None:
@@ -212,15 +207,6 @@ class Learner:
         self.stopwatch.start()
         self.intake.gate.published(task.id, await publish_task(self.service, task, self.settings.pool))
 
-    async def _follow_fleet(self) -> None:
-        """Keep up with what the generators report, from the last report on."""
-        reports = self.service.bus.read(
-            subjects.GENERATOR, kind=GeneratorReport, last=True, consumer=self.service.instance, run=self.run_name
-        )
-        async with contextlib.aclosing(reports):
-            async for received in reports:
-                self.fleet.report(received.message, time.monotonic())
-
     # -- rollouts in ---------------------------------------------------------------------------------------------
 
     async def _receive(self) -> None:
@@ -234,7 +220,7 @@ class Learner:
             run=self.run_name,
             purpose=Purpose.TRAIN,
         )
-        async with contextlib.aclosing(rollouts):
+        async with aclosing(rollouts):
             async for received in rollouts:
                 rollout = received.message
                 for index in self.intake.gate.adopt(rollout.task_id, self.version):
@@ -246,7 +232,7 @@ class Learner:
                 if rollout.task_id in self.intake.groups:
                     self.traces[rollout.id] = received.headers
                 await self._discard(drops)
-                self.arrived.set()
+                self.batches.arrived.set()
 
     async def _expire(self) -> None:
         """Close groups and tasks whose time is over; look at the queue when nothing comes."""
@@ -261,11 +247,11 @@ class Learner:
             await self._discard(
                 self.intake.expire(now, group_deadline=settings.group_deadline, task_deadline=settings.task_deadline)
             )
-            self.arrived.set()
+            self.batches.arrived.set()
 
     async def _bury(self) -> None:
         """Give up tasks that became dead letters: no rollout of theirs will come."""
-        async with contextlib.aclosing(dead_tasks(self.service.bus, self.run_name, self.service.instance)) as dead:
+        async with aclosing(dead_tasks(self.service.bus, self.run_name, self.service.instance)) as dead:
             async for task, reason in dead:
                 await self._discard(self.intake.give_up(task, f"dead letter: {reason}"))
 
@@ -289,41 +275,14 @@ class Learner:
     # -- training ------------------------------------------------------------------------------------------------
 
     async def _next_batch(self) -> list[TrainingGroup] | None:
-        """Wait for a batch; None when the service is stopping. Waiting burns no CPU and is what idle means here."""
-        while not self.service.stopping.is_set():
-            self.arrived.clear()
-            unfinished = {task: entry.floor for task, entry in self.intake.gate.outstanding.items()}
-            batch, drops = self.intake.take(self.version, time.monotonic(), unfinished)
-            await self._discard(drops)
-            if self.intake.stragglers:  # if somebody works on them, which only the queue and the generators know
-                batch, drops = await self._take_without_queued()
-                await self._discard(drops)
-            if batch is not None:
-                self.spare = len(self.intake.ready)
-                self.progress.made()
-                return batch
-            if self.intake.stragglers:
-                self.intake.hold(time.monotonic())
-                with self.stopwatch.idle("wait_for_stragglers"), contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self.arrived.wait(), HOLD_CHECK)
-            else:
-                began = time.monotonic()
-                await self.arrived.wait()
-                self.waited += time.monotonic() - began
-        return None
-
-    async def _take_without_queued(self) -> tuple[list[TrainingGroup] | None, list[Drop]]:
-        gate = self.intake.gate
-        with self.stopwatch.idle("wait_for_stragglers"):
-            taken = await taken_up_to(self.service.bus, self.run_name, self.settings.pool)
-        now = time.monotonic()
-        if taken is not None:
-            gate.observe_taken(taken, self.fleet.floor(now), now)
-        return self.intake.take(self.version, now, self.fleet.in_hand(gate.outstanding, now))
+        batch = await self.batches.next(self.version, self._discard)
+        if batch is not None:
+            self.progress.made()
+        return batch
 
     async def _wake_on_stop(self) -> None:
         await self.service.stopping.wait()
-        self.arrived.set()
+        self.batches.arrived.set()
 
     async def _beat(self) -> None:
         """Alive means: this loop turns, and training, which beats by itself, is not stuck."""
@@ -350,11 +309,7 @@ class Learner:
             with self.stopwatch.busy("pack"):
                 weights = await self.thread.run(self.trainer.weights)
         self.version = self.trainer.version
-        self.intake.trained()
-        self.intake.gate.target = self.load.stepped(
-            waited=self.waited, computed=self.stopwatch.lap_busy_seconds, spare=self.spare
-        )
-        self.waited = 0.0
+        self.batches.trained()
         self.room.set()
         report = step_report(
             self.run_name,
@@ -364,7 +319,7 @@ class Learner:
             self.stopwatch,
             self.settings,
             outstanding=len(self.intake.gate.outstanding),
-            target=self.load.target,
+            target=self.intake.gate.target,
         )
         await self._published()
         self.publishing = self.service.spawn(self._announce(weights, report), "publication")
