@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import secrets
+import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Self
@@ -31,6 +32,7 @@ HEARTBEAT_SECONDS = 1.0
 SILENCE_SECONDS = 5.0  # neither message nor heartbeat: the consumer is gone
 BATCH = 256
 BATCH_BYTES = 16 * 1024 * 1024
+TURN_SECONDS = 0.01  # how long a reader that always finds a message may keep the event loop
 INACTIVE_SECONDS = 60.0  # the server forgets an ephemeral consumer that nobody pulls from
 PAUSE_SECONDS = 0.2
 PAUSE_SECONDS_MAX = 2.0
@@ -81,6 +83,7 @@ class Pull:
         self._queue: asyncio.Queue[Msg] = asyncio.Queue()  # bounded by what is requested
         self._subscription: Subscription | None = None
         self._lost = connection.lost
+        self._turn_ends = 0.0  # monotonic time
         self.remaining = 0  # messages that the request in force may still bring
         self.exhausted = False  # the last request ended because the stream had no more messages
 
@@ -159,6 +162,9 @@ class Pull:
 
     async def _get(self, *wake: asyncio.Future[Any]) -> Msg | None:
         if not self._queue.empty():
+            if time.monotonic() > self._turn_ends:
+                await asyncio.sleep(0)
+                self._turn_ends = time.monotonic() + TURN_SECONDS
             return self._queue.get_nowait()
         getter = asyncio.create_task(self._queue.get())
         waited: set[asyncio.Future[Any]] = {getter, self._lost, *wake}

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import time
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,17 @@ async def test_the_same_id_is_stored_once(bus: Bus, run: str) -> None:
     assert await retained(bus, HEARTBEAT, run=run) == 1
 
 
+async def test_messages_published_together_are_stored_each_once_and_in_order(bus: Bus, run: str) -> None:
+    messages = {f"{run}.{number}": beat(run, number) for number in range(40)}
+    (first_id,) = await bus.publish_all(HEARTBEAT, {f"{run}.7": messages[f"{run}.7"]}, run=run)
+    sequences = await bus.publish_all(HEARTBEAT, messages, run=run)
+    assert sequences[7] == first_id, "it was there already"
+    assert await bus.publish_all(HEARTBEAT, messages, run=run) == sequences
+    read = {got.sequence: got.message.at_ns async for got in bus.read(HEARTBEAT, consumer="t", follow=False, run=run)}
+    assert [read[sequence] for sequence in sequences] == list(range(40)) and len(read) == 40
+    assert await bus.publish_all(HEARTBEAT, {}, run=run) == []
+
+
 async def test_the_same_id_in_another_run_is_another_message(bus: Bus, run: str) -> None:
     assert len({await bus.publish(HEARTBEAT, beat(run, 1), id="1", run=name) for name in (run, f"{run}-b")}) == 2
 
@@ -92,6 +104,27 @@ async def test_new_messages_reach_a_waiting_reader(bus: Bus, run: str) -> None:
     await asyncio.sleep(0.2)
     await publish_beats(bus, run, range(2, 4))
     assert [got.message.at_ns for got in await reading] == [1, 2, 3]
+
+
+async def test_a_busy_reader_does_not_keep_the_event_loop(bus: Bus, run: str) -> None:
+    await bus.publish_all(HEARTBEAT, {f"{run}.{number}": beat(run, number) for number in range(200)}, run=run)
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    async with aclosing(bus.read(HEARTBEAT, consumer="test", follow=False, run=run)) as messages:
+        await anext(messages)
+        await asyncio.sleep(0.5)  # the rest has arrived: the reader never waits
+        beside = asyncio.create_task(others())
+        for _ in range(198):
+            await anext(messages)
+            time.sleep(0.002)  # noqa: ASYNC251
+    assert turns >= 15
+    beside.cancel()
 
 
 async def test_a_reader_that_stops_early_leaves_no_consumer_behind(bus: Bus, run: str) -> None:
@@ -216,9 +249,11 @@ async def test_a_killed_server_costs_no_message(bus: Bus, server: EmbeddedServer
 
     async def publish() -> list[int]:
         sequences = []
-        for number in range(count):
+        for number in range(0, count, 4):  # one alone, then some at once
             sequences += await publish_beats(bus, run, range(number, number + 1))
-            await asyncio.sleep(0.002)
+            group = {f"{run}.{member}": beat(run, member) for member in range(number + 1, number + 4)}
+            sequences += await bus.publish_all(HEARTBEAT, group, run=run)
+            await asyncio.sleep(0.008)
         return sequences
 
     publishing = asyncio.create_task(publish())
