@@ -74,7 +74,8 @@ class Member:
         self.count = count
         self._rank = rank
         self._store = store
-        self._calls = dist.PrefixStore("learner", store)
+        # A connection of its own: torch's is locked for as long as one of its threads waits for a rank.
+        self._calls = dist.PrefixStore("learner", store.clone())
         self._number = 0
         self._objects: dist.ProcessGroup | None = None  # gloo, for what is not a tensor
 

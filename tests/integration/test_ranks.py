@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from infra import models
 from learner.ranks import Leader
@@ -89,3 +93,20 @@ def test_two_ranks_take_the_steps_of_one_and_either_goes_on_where_the_other_stop
     resumed.step(make_groups(3))
     alone.step(make_groups(3))
     assert_close(resumed.state(), alone.state())
+
+
+def test_the_leader_hears_of_a_failure_while_it_waits_for_a_rank() -> None:
+    """Otherwise the event loop would wait with it, and nobody would learn why the rank does not come."""
+    store = dist.TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
+    leader = Leader(store, 2)
+
+    def wait_for_a_rank() -> None:
+        with suppress(dist.DistStoreError):
+            store.wait(["a rank that does not come"], timedelta(seconds=2))
+
+    waiting = threading.Thread(target=wait_for_a_rank)
+    waiting.start()
+    time.sleep(0.2)
+    assert leader.failure() is None
+    assert waiting.is_alive()
+    waiting.join(10)
