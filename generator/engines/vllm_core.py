@@ -16,7 +16,6 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from contracts.messages import PolicyRef
 from generator.engines.base import EngineError
 from generator.engines.vllm_plugin import NAME as PLUGIN
 from generator.settings import GeneratorSettings
@@ -91,20 +90,11 @@ def arguments(settings: GeneratorSettings, folder: Path, platform: str) -> dict[
         chosen["kv_cache_memory_bytes"] = int(vllm.kv_cache_gib * GIB)
     if platform == "cpu":
         chosen["block_size"] = CPU_BLOCK
+        # On CPUs vLLM packs an output layer into a copy of its own, which a reload renews only where it is not tied.
+        chosen["hf_overrides"] = {"tie_word_embeddings": False}
     if index:
         chosen["device_ids"] = [int(index) + rank for rank in range(vllm.tensor_parallel_size)]
     return chosen
-
-
-def label(policy: PolicyRef) -> str:
-    """A policy as the name under which vLLM notes the weights behind every token, and its prefix cache's salt."""
-    return f"{policy.generation}.{policy.version}.{policy.digest}"
-
-
-def labelled(name: str) -> PolicyRef:
-    """The policy of a `label`."""
-    generation, version, digest = name.split(".")
-    return PolicyRef(int(generation), int(version), digest)
 
 
 class Core:
@@ -124,18 +114,19 @@ class Core:
         Raises `UserError` when model and settings do not fit vLLM, `EngineError` when its processes do not come up.
         """
         before = set(multiprocessing.active_children())
-        launching = asyncio.ensure_future(asyncio.to_thread(_launch, settings, folder))
+        made: list[AsyncLLM] = []
+        launching = asyncio.ensure_future(asyncio.to_thread(_launch, settings, folder, made))
         try:
-            llm = await asyncio.shield(launching)
+            await asyncio.shield(launching)
         except asyncio.CancelledError:
             while not launching.done():  # a thread cannot be stopped, but what it waits for can
                 for process in set(multiprocessing.active_children()) - before:
                     process.kill()
                 await asyncio.wait({launching}, timeout=POLL_SECONDS)
             if launching.exception() is None:
-                await asyncio.to_thread(launching.result().shutdown, 0)
+                await asyncio.to_thread(made.pop().shutdown, 0)
             raise
-        return cls(llm, [child for child in multiprocessing.active_children() if child not in before])
+        return cls(made.pop(), [child for child in multiprocessing.active_children() if child not in before])
 
     async def call(self, coroutine: Coroutine[Any, Any, T], limit: float) -> T:
         """The result of a call to vLLM; raises `EngineError` when it dies meanwhile or needs more than `limit` s."""
@@ -178,7 +169,8 @@ class Core:
             await asyncio.sleep(POLL_SECONDS)
 
 
-def _launch(settings: GeneratorSettings, folder: Path) -> AsyncLLM:
+def _launch(settings: GeneratorSettings, folder: Path, made: list[AsyncLLM]) -> None:
+    """Append a running vLLM to `made`: as a result, frames that vLLM keeps alive would keep it, too."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -189,6 +181,6 @@ def _launch(settings: GeneratorSettings, folder: Path) -> AsyncLLM:
     except (ValueError, OSError, NotImplementedError) as error:
         raise UserError(f"vLLM refuses the model or the settings of generator.vllm: {error}") from error
     try:
-        return AsyncLLM.from_vllm_config(config, disable_log_stats=True)
+        made.append(AsyncLLM.from_vllm_config(config, disable_log_stats=True))
     except Exception as error:  # whatever it raises, the engine is not there
         raise EngineError(f"vLLM did not start: {type(error).__name__}: {error}") from error

@@ -14,33 +14,28 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import math
 import time
 from collections import deque
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from contracts.messages import Finish, PolicyRef
-from generator.engines.base import EngineError, EngineFull, EngineStats, RequestRefused, SampledToken, SampleRequest
+from contracts.messages import PolicyRef
+from generator.engines.base import EngineError, EngineFull, EngineStats, SampledToken, SampleRequest
 from generator.engines.decoder import end_tokens
 from generator.engines.intervals import Intervals
 from generator.engines.schedule import Limits, check
-from generator.engines.vllm_core import Core, label, labelled, prepare
+from generator.engines.vllm_completions import Collected, NotFinite, check_temperature, label, parameters
+from generator.engines.vllm_core import Core, prepare
 from generator.engines.vllm_weights import WeightFolders, skeleton
 from generator.settings import GeneratorSettings
 from infra.errors import UserError
 from infra.supervisor import Backoff
 
-if TYPE_CHECKING:
-    from vllm import SamplingParams
-    from vllm.outputs import CompletionOutput
-
 CALL_SECONDS = 300.0  # longest wait for one answer of vLLM, and for a token while requests are in flight
-TEMPERATURES = (0.01, 2.0)  # what vLLM samples beside 0; it would raise a lower one in silence
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +80,7 @@ class VllmEngine:
         self._running = 0  # completions in vLLM
         self._held = 0  # completions of groups that have not ended
         self._paused = False
+        self._tainted = False  # since this engine started, a policy gave numbers that are not finite
         self._names = itertools.count()
         self._tokens, self._last_token = 0, time.monotonic()
         self._busy, self._loads = Intervals(time.monotonic), Intervals(time.monotonic)
@@ -119,7 +115,7 @@ class VllmEngine:
             folder = await asyncio.to_thread(self._folders.write, policy, weights)
             former = self._folder
             try:
-                if self._core is not None:
+                if self._core is not None and not self._tainted:
                     await self._swap(self._core, policy, folder)
             except BaseException:
                 self._folders.remove(folder)
@@ -127,6 +123,8 @@ class VllmEngine:
             self._policy, self._folder = policy, folder
             if former is not None and former != folder:
                 self._folders.remove(former)
+            if self._core is not None and self._tainted:  # the cache would carry it over to the next policy
+                self._core.condemn("the vLLM engine was stopped: its last policy gave numbers that are not finite")
         if self._keeper is None:
             self._keeper = asyncio.create_task(self._keep())
         await self._started.wait()
@@ -191,7 +189,7 @@ class VllmEngine:
                 raise
             slots, window = self._settings.max_requests, core.window
             self._limits = Limits(slots, slots * window, window, window, self._vocabulary)
-            self._core = core
+            self._core, self._tainted = core, False
         self._started.set()
         self._hand_over()
         try:
@@ -235,7 +233,7 @@ class VllmEngine:
         self._check_open()
         if self._limits is None:
             raise EngineError("no policy has been loaded yet")
-        _check_temperature(request)
+        check_temperature(request)
         check(request, self._limits)
         if self._held and self._held + request.group_size > 2 * self._settings.max_requests:
             raise EngineFull(f"{self._held} completions are in flight or waiting already")
@@ -283,22 +281,22 @@ class VllmEngine:
     async def _sample(self, core: Core, group: _Group, index: int) -> None:
         """One completion from beginning to end, into its group's queue."""
         assert self._policy is not None and self._limits is not None
-        request, tokens, logprobs = group.request, list[int](), list[float]()
+        request, collected = group.request, Collected(group.request, index)
         # The salt keeps what one policy has computed from requests that begin with another one.
         prompt: Any = {"prompt_token_ids": request.prompt, "cache_salt": label(self._policy)}
+        sampling = parameters(request, index, self._limits.window, self._eos)
         try:
-            outputs = core.llm.generate(
-                prompt, _parameters(request, index, self._limits.window, self._eos), f"{next(self._names)}"
-            )
-            async with contextlib.aclosing(outputs):
+            async with contextlib.aclosing(core.llm.generate(prompt, sampling, f"{next(self._names)}")) as outputs:
                 async for output in outputs:
                     (completion,) = output.outputs
-                    tokens += completion.token_ids
-                    logprobs += _logprobs(completion)
                     self._tokens += len(completion.token_ids)
                     self._last_token = time.monotonic()
-                    if completion.finish_reason is not None:
-                        group.output.put_nowait(_sampled(index, request, tokens, logprobs, completion))
+                    if (sampled := collected.add(completion)) is not None:
+                        group.output.put_nowait(sampled)
+        except NotFinite as error:
+            self._tainted = True
+            version = f"{self._policy.generation}.{self._policy.version}"
+            group.output.put_nowait(EngineError(f"sampling failed: policy {version} gives {error}"))
         except EngineError as error:
             group.output.put_nowait(error)
         except Exception as error:  # whatever vLLM raises is the end of this group
@@ -311,58 +309,3 @@ class VllmEngine:
                 for task in group.tasks:
                     task.cancel()
                 group.output.put_nowait(EngineError(reason))
-
-
-def _check_temperature(request: SampleRequest) -> None:
-    temperature, (lowest, highest) = request.sampling.temperature, TEMPERATURES
-    if temperature and not lowest <= temperature <= highest:
-        raise RequestRefused(f"vLLM samples at temperature 0 or {lowest:g} to {highest:g}, not at {temperature:g}")
-
-
-def _parameters(request: SampleRequest, index: int, window: int, eos: list[int]) -> SamplingParams:
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
-
-    sampling = request.sampling
-    return SamplingParams(
-        max_tokens=min(sampling.max_tokens, window - len(request.prompt)),
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        seed=request.seed + index,
-        stop=sampling.stop,
-        include_stop_str_in_output=True,
-        stop_token_ids=eos,
-        ignore_eos=True,  # they are all among those above
-        logprobs=0,  # of the sampled token alone
-        detokenize=bool(sampling.stop),
-        skip_special_tokens=False,
-        output_kind=RequestOutputKind.DELTA,
-    )
-
-
-def _logprobs(completion: CompletionOutput) -> list[float]:
-    assert completion.logprobs is not None
-    found = zip(completion.token_ids, completion.logprobs, strict=True)
-    return [position[token].logprob for token, position in found]
-
-
-def _sampled(
-    index: int, request: SampleRequest, tokens: list[int], logprobs: list[float], end: CompletionOutput
-) -> list[SampledToken]:
-    """A completion that has ended, with the policy of each token. Raises `EngineError` if it ended otherwise."""
-    if end.finish_reason not in ("stop", "length"):
-        raise EngineError(f"vLLM ended a completion with {end.finish_reason!r}")
-    finish = Finish.STOP if end.finish_reason == "stop" else Finish.LENGTH
-    policies = [labelled(span.version) for span in end.weight_versions or () for _ in range(span.start, span.end)]
-    if not request.sampling.temperature:
-        logprobs = [0.0 if math.isfinite(logprob) else logprob for logprob in logprobs]
-    sampled = []
-    for position, (token, logprob, policy) in enumerate(zip(tokens, logprobs, policies, strict=True)):
-        if not math.isfinite(logprob):
-            raise EngineError(
-                f"sampling failed: policy {policy.generation}.{policy.version} gives logits that are not finite"
-            )
-        last = position == len(tokens) - 1
-        sampled.append(SampledToken(index, token, logprob, policy, finish if last else None))
-    return sampled

@@ -44,11 +44,9 @@ class WeightFolders:
 
     def write(self, policy: PolicyRef, weights: Mapping[str, Tensor]) -> Path:
         """The new folder of a policy. Blocks. Raises `EngineError` when the weights do not fit the model."""
-        pairs = fit(self._model, weights)
-        first: dict[int, str] = {}  # of the names of tied tensors, the one that checkpoints use
-        for name, parameter in self._model.state_dict(keep_vars=True).items():
-            first.setdefault(id(parameter), name)
-        named = {first[id(parameter)]: tensor for parameter, tensor in pairs}
+        given = {id(parameter): tensor for parameter, tensor in fit(self._model, weights)}
+        # Tied tensors under all of their names: an engine may keep them apart.
+        named = {name: given[id(parameter)] for name, parameter in self._model.state_dict(keep_vars=True).items()}
         size = sum(tensor.nbytes for tensor in named.values())
         folder = self._home(size) / f"{policy.generation}.{policy.version}.{policy.digest[:8]}"
         shutil.rmtree(folder, ignore_errors=True)  # half-written, by a load that was cancelled
