@@ -44,6 +44,7 @@ class _Submit:
     # Bounded by group_size * max_tokens; the thread never waits for a reader.
     output: asyncio.Queue[list[SampledToken] | EngineError]
     remaining: int  # completions whose end has not arrived
+    unfinished: int  # completions that the engine's thread still samples
 
 
 @dataclass(eq=False)
@@ -145,7 +146,7 @@ class TorchEngine:
         if self._held and self._held + request.group_size > 2 * self._limits.slots:
             raise EngineFull(f"{self._held} completions are in flight or waiting already")
         self._loop = asyncio.get_running_loop()
-        group = _Submit(request, asyncio.Queue(), request.group_size)
+        group = _Submit(request, asyncio.Queue(), request.group_size, request.group_size)
         self._held += request.group_size
         self._commands.put(group)
         try:
@@ -234,7 +235,7 @@ class TorchEngine:
         self._pass_on(output, now)
 
     def _pass_on(self, output: Output, now: float) -> None:
-        """Deliver what there is at the end of a completion, and else from time to time."""
+        """Deliver what there is at the end of a group, and else from time to time."""
         due = now - self._delivered > DELIVER_SECONDS
         for group, item in output.items():
             earlier = self._undelivered.setdefault(group, item)
@@ -243,7 +244,9 @@ class TorchEngine:
             else:
                 if isinstance(earlier, list) and earlier is not item:
                     earlier += item
-                due = due or any(token.finish is not None for token in item)
+                assert isinstance(group, _Submit)
+                group.unfinished -= sum(token.finish is not None for token in item)
+                due = due or not group.unfinished
         if due:
             self._tell(self._deliver, self._undelivered)
             self._undelivered, self._delivered = {}, now

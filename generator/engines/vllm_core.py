@@ -41,6 +41,8 @@ ENVIRONMENT = {
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork of a process with threads may hang
 }
 
+DIED = "the vLLM engine died"
+
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
@@ -128,6 +130,11 @@ class Core:
             raise
         return cls(made.pop(), [child for child in multiprocessing.active_children() if child not in before])
 
+    @property
+    def dead(self) -> bool:
+        """Whether it has died, noticed or not."""
+        return self.died.done() or self.llm.errored
+
     async def call(self, coroutine: Coroutine[Any, Any, T], limit: float) -> T:
         """The result of a call to vLLM; raises `EngineError` when it dies meanwhile or needs more than `limit` s."""
         task: asyncio.Future[Any] = asyncio.ensure_future(coroutine)
@@ -165,7 +172,7 @@ class Core:
     async def _watch(self) -> None:
         while not self.died.done():
             if self.llm.errored:
-                self.condemn("the vLLM engine died")
+                self.condemn(DIED)
             await asyncio.sleep(POLL_SECONDS)
 
 

@@ -29,7 +29,7 @@ from generator.engines.decoder import end_tokens
 from generator.engines.intervals import Intervals
 from generator.engines.schedule import Limits, check
 from generator.engines.vllm_completions import Collected, NotFinite, check_temperature, label, parameters
-from generator.engines.vllm_core import Core, prepare
+from generator.engines.vllm_core import DIED, Core, prepare
 from generator.engines.vllm_weights import WeightFolders, skeleton
 from generator.settings import GeneratorSettings
 from infra.errors import UserError
@@ -259,7 +259,7 @@ class VllmEngine:
     def _hand_over(self) -> None:
         """Give vLLM the groups from the head of the queue for which it has slots."""
         core, slots = self._core, self._settings.max_requests
-        if core is None or self._paused or core.died.done():
+        if core is None or self._paused or core.dead:
             return
         while self._waiting and self._running + self._waiting[0].request.group_size <= slots:
             group = self._waiting.popleft()
@@ -300,7 +300,8 @@ class VllmEngine:
         except EngineError as error:
             group.output.put_nowait(error)
         except Exception as error:  # whatever vLLM raises is the end of this group
-            group.output.put_nowait(EngineError(f"sampling failed: {type(error).__name__}: {error}"))
+            reason = DIED if core.dead else f"sampling failed: {type(error).__name__}: {error}"
+            group.output.put_nowait(EngineError(reason))
 
     def _fail(self, reason: str, *, waiting: bool) -> None:
         """End the groups that vLLM was sampling, and those that wait for it too where nothing will come of it."""

@@ -19,6 +19,7 @@ class Preset(StrEnum):
     """The run files that come with the package."""
 
     SMOLLM2 = "smollm2"
+    SMOLLM2_VLLM = "smollm2-vllm"
     TINY = "tiny"
 
 
@@ -36,7 +37,11 @@ PrintConfig = Annotated[bool, typer.Option("--print-config", help="Print the set
 
 def demo(
     preset: Annotated[
-        Preset, typer.Option(help="smollm2: a 135M language model learns quick facts; tiny: two minutes, from scratch.")
+        Preset,
+        typer.Option(
+            help="smollm2: a 135M language model learns quick facts; smollm2-vllm: the same, sampled by vLLM; "
+            "tiny: two minutes, from scratch."
+        ),
     ] = Preset.SMOLLM2,
     run_dir: RunDir = None,
     seed: Annotated[

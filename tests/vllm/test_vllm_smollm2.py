@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 import torch
 
-from contracts.messages import Finish, PolicyRef, Sampling
+from contracts.messages import Finish, PolicyRef, Sampling, Split
 from generator.engines.base import EngineError
 from generator.engines.torch_engine import TorchEngine
 from generator.engines.vllm_engine import VllmEngine
@@ -41,7 +41,7 @@ async def engine(smollm2: VllmSubject) -> AsyncIterator[VllmEngine]:
 
 @pytest.fixture(scope="module")
 def prompts(smollm2: VllmSubject) -> list[list[int]]:
-    items = [environment("quick-facts").item(seed, "train") for seed in range(4)]
+    items = [environment("quick-facts").item(seed, Split.TRAIN) for seed in range(4)]
     return [models.encode_prompt(smollm2.tokenizer, item.prompt) for item in items]
 
 
