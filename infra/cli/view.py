@@ -169,7 +169,9 @@ def final_table(summary: Mapping[str, Any]) -> Table:
     table.add_row("rollouts trained", f"{summary['rollouts_trained']}, twice: {summary['duplicates_trained']}")
     table.add_row("rollouts discarded", _counts(summary["rollouts_discarded"]) or "none")
     table.add_row(
-        "policy versions", f"{summary['policy_versions']}, {summary['weights_bytes'] / 1e6:.0f} MB of weights"
+        "policy versions",
+        f"{summary['policy_versions']}, {summary['weights_bytes'] / 1e6:.0f} MB of weights: "
+        f"{summary['weights_keyframes']} whole, {summary['weights_patches']} as patches",
     )
     table.add_row("dead letters", _counts(summary["dead_letters"]) or "none")
     for mismatch in summary["mismatches"]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from contracts.messages import (
@@ -18,6 +19,7 @@ from contracts.messages import (
     Reason,
     Split,
     StepReport,
+    WeightPatch,
 )
 from infra.summary import summarise
 from tests.unit.builders import policy, rollout
@@ -136,6 +138,18 @@ def test_the_same_weights_under_a_new_generation_are_the_same_policy() -> None:
     assert (summary["eval_before"], summary["eval_after"]) == (0.0, 1.0)
     assert summary["policy_versions"] == 2
     assert summary["weights_bytes"] == 200
+
+
+def test_weights_are_counted_as_they_were_stored() -> None:
+    whole, same = published(0, size=1000), published(0, generation=2, size=1000, digest=policy(0).digest)
+    steps = [WeightPatch(policy(number), f"{number:064x}", 10 * number) for number in (1, 2)]
+    patched = [
+        msgspec.structs.replace(published(count, size=1000), keyframe=whole.policy, patches=steps[:count])
+        for count in (1, 2)
+    ]
+    summary = of(whole, *patched, same)
+    assert summary["weights_bytes"] == 1000 + 10 + 20
+    assert (summary["weights_keyframes"], summary["weights_patches"]) == (1, 2)
 
 
 def _eval(item: str, outcome: str) -> dict[str, Any]:
