@@ -81,7 +81,7 @@ class Engine(Protocol):
         """Swap the weights between two decode steps; returns seconds. Requests in flight go on with their cache kept.
 
         All or nothing: raises `EngineError` when names, shapes or numbers do not fit the model, which then stays as it
-        was.
+        was. Afterwards `weights` are the caller's again, who patches them in place.
         """
 
     def submit(self, request: SampleRequest) -> AsyncGenerator[list[SampledToken], None]:
