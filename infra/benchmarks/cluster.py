@@ -158,21 +158,26 @@ class Run:
         """Return when the learner has done all its steps and the processes have been stopped. Raises likewise."""
         await self._within(limit, "the end", self._running)
 
+    async def go_on(self, seconds: float) -> None:
+        """Let the processes work for so long. Raises likewise."""
+        await self._within(seconds + GRACE_SECONDS, "the time", asyncio.sleep(seconds))
+
     async def summary(self) -> dict[str, Any]:
         """The figures of the run so far, as `tailrace run` writes them into summary.json."""
         return await collect(self._bus, self.name)
 
     async def generators(self) -> list[GeneratorReport]:
         """The last report of each generator."""
-        reports = await self._records(subjects.GENERATOR, GeneratorReport)
+        reports = await self.records(subjects.GENERATOR, GeneratorReport)
         last = {report.generator: report for report in reports}
         return [last[name] for name in sorted(last)]
 
     async def steps(self) -> list[StepReport]:
         """The reports of all steps so far, in order."""
-        return await self._records(subjects.STEP, StepReport)
+        return await self.records(subjects.STEP, StepReport)
 
-    async def _records(self, channel: Channel, kind: type[M]) -> list[M]:
+    async def records(self, channel: Channel, kind: type[M]) -> list[M]:
+        """Every message of the run on a channel so far, in order."""
         records = observe(self._bus, channel, {"run": self.name}, follow=False)
         async with aclosing(records):
             return [received.message async for received in records if isinstance(received.message, kind)]
