@@ -57,7 +57,7 @@ async def cluster() -> AsyncIterator[Cluster]:
     Enter it on the main thread: the server ends with the thread that started it.
     """
     directory = Path(tempfile.mkdtemp(prefix="tailrace-bench-"))
-    server = EmbeddedServer(directory / "nats")
+    server, failed = EmbeddedServer(directory / "nats"), False
     try:
         server.start()
         bus = await Bus.connect(server.settings, "bench")
@@ -66,12 +66,13 @@ async def cluster() -> AsyncIterator[Cluster]:
         finally:
             await bus.close()
     except Exception:
+        failed = True
         progress(f"what the processes said is in {directory}")
         raise
-    else:
-        shutil.rmtree(directory, ignore_errors=True)
     finally:
         server.stop()
+        if not failed:
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 class Cluster:

@@ -1,0 +1,131 @@
+"""What asynchronous and synchronous runs are compared by, on runs made by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import fmean
+
+import msgspec
+import pytest
+
+from infra.benchmarks.pairs import (
+    Measured,
+    Pair,
+    aggregate,
+    balanced_slots,
+    interval,
+    measured,
+    seconds_to,
+    smoothed,
+)
+from infra.summary import summarise
+from tests.unit.test_summary import generator, step
+
+RUN = Measured(
+    steps=20,
+    rollouts=200,
+    seconds=20.0,
+    learner_idle_ratio=0.1,
+    generator_idle_ratio=0.2,
+    learner_step_seconds=0.9,
+    generator_step_seconds=0.8,
+    staleness_mean=1.5,
+    staleness_max=3,
+    discarded={},
+    rewards=[step / 20 for step in range(20)],
+    reached_at=[float(step + 1) for step in range(20)],
+    mismatches=[],
+)
+SLOW = replace(RUN, seconds=40.0, reached_at=[2.0 * at for at in RUN.reached_at], staleness_max=0, staleness_mean=0.0)
+
+
+@pytest.mark.parametrize(
+    ("learner", "sampling", "seconds", "overlapped", "alternating", "imbalance"),
+    [
+        (0.9, 0.9, 20.0, 0.9, 1.8, 0.0),  # asynchronous, balanced: nearly twice what turns would allow
+        (0.5, 0.25, 10.0, 1.0, 1.5, 1.0),  # the learner never waits
+        (0.4, 0.6, 24.0, 0.5, 10 / 12, 0.5),  # synchronous: close to the ideal of taking turns
+    ],
+)
+def test_a_run_is_held_against_both_ideals(
+    learner: float, sampling: float, seconds: float, overlapped: float, alternating: float, imbalance: float
+) -> None:
+    run = replace(RUN, learner_step_seconds=learner, generator_step_seconds=sampling, seconds=seconds)
+    assert run.overlapped_fraction == pytest.approx(overlapped)
+    assert run.alternating_fraction == pytest.approx(alternating)
+    assert run.imbalance == pytest.approx(imbalance)
+
+
+def test_the_bottleneck_is_the_side_that_computes_longer() -> None:
+    assert RUN.bottleneck_idle_ratio == 0.1
+    assert replace(RUN, generator_step_seconds=1.0).bottleneck_idle_ratio == 0.2
+
+
+def test_surplus_rollouts_of_a_generator_do_not_count_as_cost_of_a_step() -> None:
+    steps = [step(version, [f"train-{version}.0", f"train-{version}.1"]) for version in range(1, 5)]
+    report = msgspec.structs.replace(generator("generator-1", wall=10.0, idle=4.0), rollouts=24)
+    summary = summarise([*((each, 0) for each in steps), (report, 0)])
+    run = measured(summary, steps, [report])
+    assert (run.steps, run.rollouts) == (4, 8)
+    assert run.generator_step_seconds == pytest.approx(6.0 / 24 * 2)
+    assert run.learner_step_seconds == pytest.approx((1 - run.learner_idle_ratio) * run.seconds / 4)
+    assert run.throughput == pytest.approx(8 / run.seconds)
+    assert run.reached_at == [each.wall_seconds for each in steps]
+
+
+def test_a_reward_counts_when_its_mean_over_some_steps_does() -> None:
+    assert smoothed([0.0, 1.0, 2.0, 3.0], window=2) == [0.5, 1.5, 2.5]
+    spike = replace(RUN, rewards=[0.0] * 5 + [1.0] + [0.0] * 14)
+    assert seconds_to(1.0, spike) is None
+    assert seconds_to(0.2, spike) == 6.0
+    assert seconds_to(0.0, spike) == 5.0  # the first full window
+
+
+def test_a_pair_is_compared_at_a_reward_that_both_reached() -> None:
+    pair = Pair(0.5, 1, RUN, SLOW)
+    assert pair.target_reward == pytest.approx(0.9 * fmean(RUN.rewards[-5:]))
+    assert pair.time_to_reward_ratio == pytest.approx(2.0)
+    assert pair.reward_gap == pytest.approx(0.0)
+    better = replace(SLOW, rewards=[reward + 0.1 for reward in RUN.rewards])
+    assert Pair(0.5, 1, RUN, better).reward_gap == pytest.approx(-0.1)
+
+
+def test_runs_too_short_to_smooth_have_no_time_to_reward() -> None:
+    short = replace(RUN, rewards=[0.5] * 3)
+    assert Pair(0.5, 1, short, SLOW).time_to_reward_ratio is None
+    assert aggregate([Pair(0.5, 1, short, SLOW)])["time_to_reward_ratio"] is None
+
+
+def test_the_interval_is_as_wide_as_few_values_make_it() -> None:
+    assert interval([0.1]) is None
+    low, high = interval([0.0, 0.1, 0.2]) or (0.0, 0.0)
+    assert (low + high) / 2 == pytest.approx(0.1)
+    assert (high - low) / 2 == pytest.approx(4.303 * 0.1 / 3**0.5)
+
+
+def test_means_over_pairs_have_the_names_that_were_promised() -> None:
+    pairs = [Pair(0.5, 1, RUN, SLOW), Pair(1.0, 1, replace(RUN, seconds=10.0), SLOW)]
+    found = aggregate(pairs)
+    assert found["throughput_ratio"] == pytest.approx((2.0 + 4.0) / 2)
+    assert found["ideal_fraction"] == pytest.approx((0.9 + 1.8) / 2)
+    assert (found["learner_idle_ratio"], found["generator_idle_ratio"]) == pytest.approx((0.1, 0.2))
+    assert found["staleness_max"] == 3
+    assert {"sync_learner_idle_ratio", "sync_generator_idle_ratio", "time_to_reward_ratio", "reward_gap"} <= set(found)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "slots"),
+    [
+        (1.0, 32),  # 0.2 + 25.6 / 32
+        (0.3, 256),
+        (0.25, 256),  # less than sampling takes at best
+        (0.5, 80),  # 85.3
+        (5.0, 16),  # one group at least
+    ],
+)
+def test_the_slots_make_sampling_take_as_long_as_wanted(wanted: float, slots: int) -> None:
+    assert balanced_slots({256: 0.3, 32: 1.0}, wanted, group=16, most=256) == slots
+
+
+def test_slots_that_make_no_difference_are_left_at_most() -> None:
+    assert balanced_slots({256: 0.5, 32: 0.5}, 1.0, group=16, most=256) == 256
