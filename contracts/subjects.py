@@ -102,7 +102,7 @@ STREAMS: tuple[Stream, ...] = (
     ),
     Stream(
         "WEIGHTS", ("tailrace.v1.*.weights.*",), "limits", "new", 32 * 1024 * MIB, 7 * 24 * HOUR,
-        "Weight and bundle blobs in chunks, manifest last. Old versions are purged by the learner.",
+        "Weights, whole or as patches, and bundles: chunks, manifest last. Old versions are purged by the learner.",
     ),
     Stream(
         "BLOBS", ("tailrace.v1.*.blob.*",), "limits", "old", 4096 * MIB, 24 * HOUR,
