@@ -167,7 +167,7 @@ async def ours(machine: Cluster, job: Job, number: int) -> list[Step]:
     name = f"trl-{number}"
     async with machine.run(name, {**job.settings(), "run.seed": number}, processes=PROCESSES) as run:
         await run.until_step(1, limit=START_SECONDS + STEP_SECONDS)
-        await run.until_complete(limit=job.steps * STEP_SECONDS)
+        await run.until_step(job.steps, limit=job.steps * STEP_SECONDS)
         reports = await run.steps()
     rollouts = observe(machine.bus, subjects.ROLLOUT, {"run": name, "purpose": Purpose.TRAIN}, follow=False)
     async with aclosing(rollouts):
