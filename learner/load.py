@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 TOLERANCE = 0.01  # of a step's computing time: a shorter wait for its batch is no want of rollouts
-WINDOW = 8  # steps in a row in which something lay unneeded
+WINDOW = 6  # steps over which something must have lain unneeded before it counts as surplus, at first
+LONGEST_WINDOW = 48  # and where the learner had to wait again and again
 
 
 class Load:
@@ -11,12 +12,13 @@ class Load:
 
     Mean staleness is what is under way in batches, beside the batch being trained (Little's law). Where generators are
     the bottleneck most of that are tasks in the queue, which do not age; the learner waits at every step, and the
-    target is the limit. Where the learner is, all of it are rollouts that age: whatever lay ready and unneeded at
-    each of the last `WINDOW` batches is surplus, and half of it is given back; a wait brings a whole batch back at
-    once. So the target settles where waits are rare: at the batch in training, the next one, and what a high quantile
-    of the service time needs beyond them, whatever that is made of and however it changes with generators that come
-    and go. (To compute that need from measured service times instead goes wrong where the time depends on the load: a
-    generator that samples everything it holds at once is slow because much is under way, which would keep it much.)
+    target is the limit. Where the learner is, all of it are rollouts that age: what lay ready and unneeded at each
+    step of a window is surplus, and half of it is given back. A wait brings a whole batch back at once, and doubles the
+    window if anything had been given: that was wrong, so it is tried again more carefully. So the target
+    settles where waits are rare: at the batch in training, the next one, and what a high quantile of the service time
+    needs beyond them, however that changes with generators that come and go. (To compute the need from measured service
+    times goes wrong where these depend on the load: a generator that samples everything it holds at once is slow
+    because much is under way, which would keep it much.)
 
     Two batches is what training one while the next one is sampled takes. With bound 0 the limit is one: synchronous.
     """
@@ -26,7 +28,8 @@ class Load:
         self.limit = limit  # groups
         self.target = limit  # groups; nothing is known yet
         self._least = min(2 * groups_per_step, limit)
-        self._spare: list[int] = []
+        self._window = WINDOW
+        self._spare: list[int] = []  # of the steps of this window
         self._filling = True
 
     def stepped(self, *, waited: float, computed: float, spare: int) -> int:
@@ -38,11 +41,14 @@ class Load:
         if self._filling:
             self._filling = False
         elif waited > TOLERANCE * computed:
+            if self.target < self.limit:
+                self._window = min(2 * self._window, LONGEST_WINDOW)
             self.target = min(self.target + self.groups_per_step, self.limit)
             self._spare.clear()
         else:
             self._spare.append(spare)
-            if len(self._spare) == WINDOW:
+            if len(self._spare) >= self._window:
                 self.target = max(self.target - (min(self._spare) + 1) // 2, self._least)
+                self._window = max(self._window * 3 // 4, WINDOW)
                 self._spare.clear()
         return self.target

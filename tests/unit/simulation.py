@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,128 +18,126 @@ from learner.lineage import Lineage
 from learner.load import Load
 from tests.unit.builders import rollout
 
+Service = Callable[[int, Random], float]
+
+
+def lognormal(mean: float, sigma: float) -> Service:
+    """Service times in seconds; `sigma` is the deviation of their logarithms."""
+    mu = math.log(mean) - sigma**2 / 2
+    return lambda _, random: random.lognormvariate(mu, sigma)
+
 
 @dataclass
 class Result:
-    """What a run of `simulate` came to. Idle counts from the first batch on."""
+    """What a run came to. Idle is counted from the first batch on."""
 
-    learner_idle: float  # share of its time in which the learner did not train
-    generator_idle: float  # share of their time in which generators had no group
-    staleness: list[int]  # of every trained group, versions
-    trained: list[int]  # task indices
-    stale: list[int]  # task indices of groups dropped because of their age
-    targets: list[int] = field(default_factory=list)  # groups the gate allowed, by step
-    straggling: float = 0.0  # seconds in which a batch waited for stragglers
+    learner_idle: float = 0.0  # share of the time in which the learner did not train
+    generator_idle: float = 0.0  # share of the slots' time in which they had no group
+    staleness: list[int] = field(default_factory=list)  # of every trained group, versions, in order
+    trained: list[int] = field(default_factory=list)  # task indices, in order
+    stale: list[int] = field(default_factory=list)  # task indices of groups dropped because of their age
+    targets: list[int] = field(default_factory=list)  # groups the gate allowed after each step
+    straggling: float = 0.0  # share of the time in which a batch waited for stragglers
 
     @property
     def mean(self) -> float:
-        """Staleness of a trained group in the second half of the run."""
+        """Mean staleness of the second half of the groups."""
         return fmean(self.staleness[len(self.staleness) // 2 :])
 
 
 def simulate(
-    service: Callable[[int, Random], float],
+    service: Service,
+    slots: Callable[[float], int],
     *,
-    generators: int,
-    step_seconds: float = 1.0,
-    steps: int = 300,
+    steps: int = 200,
     bound: int = 4,
     groups: int = 8,
     adaptive: bool = True,
     patience: float = 0.0,
-    presence: Callable[[float], int] | None = None,
-    publish_seconds: float = 0.05,
     seed: int = 0,
 ) -> Result:
-    """Train `steps` batches; `service(index, random)` are the seconds that one of `generators` slots needs for a group.
+    """Train `steps` batches of `groups`, about one second each, with `slots(now)` generators that do a group at a time.
 
-    `presence(now)` says how many of the slots are there at a time; a group that has begun is finished.
+    `service(index, random)` is how long they need for a group. A generator that leaves finishes its group. Versions
+    reach the generators 0.05 s late, and a group waits for the version it asks for.
     """
-    random = Random(seed)
+    random, result = Random(seed), Result()
     gate = AdmissionGate(bound, groups, steps)
     load = Load(groups, gate.limit)
-    intake = Intake(
-        gate, Lineage([(1, 0)]), max_staleness=bound, token_budget=100, vocabulary=1000, straggler_seconds=patience
-    )
-    events: list[tuple[float, int, str, tuple[int, ...]]] = []
+    lineage = Lineage([(1, 0)])
+    intake = Intake(gate, lineage, max_staleness=bound, token_budget=9, vocabulary=99, straggler_seconds=patience)
+    events: list[tuple[float, int, str, int, int]] = []
     order, sequences = itertools.count(), itertools.count(1)
-    queue: deque[tuple[int, int]] = deque()  # index and the version that it asks for
-    held: list[tuple[int, int]] = []  # taken, and waiting for that version
+    queue: deque[tuple[int, int]] = deque()  # index, version asked for
+    unready: list[tuple[int, int]] = []  # taken from the queue, their version has not come
     in_hand: dict[str, int] = {}
-    available = presence or (lambda _: generators)
-    now, version, loaded, training, taken = 0.0, 0, 0, False, 0
-    waiting_since, straggling_since, waited, began = 0.0, None, 0.0, None
-    busy_generators, busy_learner, present, spare = 0.0, 0.0, 0.0, 0
-    result = Result(0, 0, [], [], [])
+    now = began = trained_for = sampled_for = present = waited = 0.0
+    version = loaded = spare = 0
+    idle_since: float | None = 0.0  # None while training
+    held_since: float | None = None
 
-    def at(when: float, what: str, *arguments: int) -> None:
-        heapq.heappush(events, (when, next(order), what, arguments))
+    def at(when: float, what: str, first: int = 0, second: int = 0) -> None:
+        heapq.heappush(events, (when, next(order), what, first, second))
 
-    if presence is not None:
-        at(1.0, "tick")
+    def sample(index: int, when: float) -> None:
+        nonlocal sampled_for
+        in_hand[training_id(index)] = loaded
+        seconds = service(index, random)
+        sampled_for += seconds if result.trained else 0.0
+        at(when + seconds, "sampled", index, loaded)
+
+    def step(when: float) -> bool:
+        nonlocal idle_since, held_since, spare, waited, began, trained_for
+        batch, drops = intake.take(version, when, in_hand)
+        result.stale += [training_index(drop.task_id) or 0 for drop in drops if drop.reason is Reason.STALE]
+        if batch is None:
+            if intake.stragglers and held_since is None:
+                held_since = when
+            intake.hold(when)
+            return bool(drops)
+        if not result.trained:
+            began = when
+        straggled = 0.0 if held_since is None else when - held_since
+        waited = when - (idle_since or 0.0) - straggled
+        result.straggling += straggled
+        idle_since = held_since = None
+        result.staleness += [max(group.staleness) for group in batch]
+        result.trained += [training_index(group.task_id) or 0 for group in batch]
+        spare, seconds = len(intake.ready), random.lognormvariate(0.0, 0.02)
+        trained_for += seconds
+        at(when + seconds, "trained")
+        return True
+
+    at(0.25, "tick")
     while version < steps:
-        if adaptive:
-            gate.target = load.target
-        for index in gate.admit(version):
-            queue.append((index, version))
-            gate.published(training_id(index), index + 1)
-        while queue and len(in_hand) < available(now):
-            index, needed = queue.popleft()
-            held.append((index, needed))
-            in_hand[training_id(index)], taken = needed, index
-        for index, _ in [task for task in held if task[1] <= loaded]:
-            in_hand[training_id(index)] = loaded
-            seconds = service(index, random)
-            if began is not None:
-                busy_generators += seconds
-            at(now + seconds, "done", index, loaded)
-        held = [task for task in held if task[1] > loaded]
-        gate.observe_taken(taken + 1, loaded, now)
-        if not training:
-            batch, drops = intake.take(version, now, in_hand)
-            result.stale += [
-                training_index(d.task_id) for d in drops if d.reason == Reason.STALE and d.rollout_ids[0].endswith(".0")
-            ]
-            if drops and batch is None:
-                continue
-            if batch is not None:
-                if straggling_since is not None:
-                    result.straggling += now - straggling_since
-                    waited -= now - straggling_since
-                    straggling_since = None
-                waited += now - waiting_since
-                began = now if began is None else began
-                result.staleness += [max(g.staleness) for g in batch]
-                result.trained += [training_index(g.task_id) for g in batch]
-                training, spare = True, len(intake.ready)
-                seconds = step_seconds * random.lognormvariate(0, 0.02)
-                busy_learner += seconds
-                at(now + seconds, "stepped")
-                continue
-            if intake.stragglers and straggling_since is None:
-                straggling_since = now
-                at(now + patience + 1e-6, "tick")
+        gate.target = load.target if adaptive else gate.limit
+        queue += [(index, version) for index in gate.admit(version)]
+        while queue and len(in_hand) < slots(now):
+            unready.append(queue.popleft())
+            in_hand[training_id(unready[-1][0])] = unready[-1][1]
+        for index, _ in [task for task in unready if task[1] <= loaded]:
+            sample(index, now)
+        unready = [task for task in unready if task[1] > loaded]
+        if idle_since is not None and step(now):
+            continue
         before = now
-        now, _, what, arguments = heapq.heappop(events)
-        if began is not None:
-            present += (now - before) * max(available(now), len(in_hand))
-        if what == "done":
-            index, sampled_by = arguments
-            del in_hand[training_id(index)]
+        now, _, what, first, second = heapq.heappop(events)
+        if result.trained:
+            present += (now - before) * max(slots(now), len(in_hand))
+        if what == "sampled":
+            del in_hand[training_id(first)]
             for member in (0, 1):
-                sampled = rollout(training_id(index), member, version=sampled_by)
-                intake.offer(sampled, next(sequences), version, now)
-        elif what == "stepped":
-            training, version = False, version + 1
+                intake.offer(rollout(training_id(first), member, version=second), next(sequences), version, now)
+        elif what == "trained":
+            version, idle_since = version + 1, now
             intake.trained()
-            load.stepped(waited=waited, computed=step_seconds, spare=spare)
-            result.targets.append(load.target)
-            waiting_since, waited = now, 0.0
-            at(now + publish_seconds, "loaded", version)
+            result.targets.append(load.stepped(waited=waited, computed=1.0, spare=spare))
+            at(now + 0.05, "loaded", version)
         elif what == "loaded":
-            loaded = max(loaded, arguments[0])
-        elif presence is not None and not straggling_since:
-            at(now + 1.0, "tick")
-    result.learner_idle = 1 - busy_learner / (now - began)
-    result.generator_idle = 1 - busy_generators / present
+            loaded = first
+        else:
+            at(now + 0.25, "tick")  # slots may have come
+    result.straggling /= now - began
+    result.learner_idle = 1 - trained_for / (now - began)
+    result.generator_idle = 1 - sampled_for / max(present, 1e-9)
     return result

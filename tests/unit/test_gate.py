@@ -86,3 +86,22 @@ def test_foreign_ids_have_no_index(text):
 
 def test_task_ids_round_trip():
     assert [training_index(training_id(i)) for i in (0, 7, 123456)] == [0, 7, 123456]
+
+
+def test_the_target_may_lower_what_is_admitted_and_never_raises_it_above_the_limit():
+    g = gate(bound=1, groups=2)
+    g.target = 3
+    assert g.admit(0) == [0, 1, 2]
+    g.target = 99
+    assert g.admit(0) == [3]
+    g.target = 2
+    assert g.admit(0) == [], "what is out is out"
+
+
+def test_a_task_remembers_the_version_it_was_issued_at():
+    g = gate(bound=1, groups=2)
+    g.admit(0)
+    g.close("train-0")
+    g.admit(3)
+    g.adopt("train-5", 4)
+    assert [entry.floor for entry in g.outstanding.values()] == [0, 0, 0, 3, 4]

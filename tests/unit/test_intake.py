@@ -240,3 +240,70 @@ def test_a_learner_killed_anywhere_trains_everything_once(seed):
     ids = [rollout_id for step in trained for rollout_id in step]
     assert len(trained) == steps
     assert sorted(ids) == sorted({m.id for m in messages}), "nothing twice, nothing lost"
+
+
+def slow_and_fast(patience: float) -> Intake:
+    """Tasks 0 to 3 began with version 0; at version 2 the last two are ready, and so are younger ones."""
+    gate = AdmissionGate(2, 2, 100)
+    i = Intake(gate, Lineage([(1, 0)]), max_staleness=2, token_budget=9, vocabulary=99, straggler_seconds=patience)
+    gate.admit(0)
+    for sequence, task in enumerate([4, 5], start=1):
+        for index in (0, 1):
+            i.offer(rollout(f"train-{task}", index, version=2), 2 * sequence + index, 2, 0.0)
+    for task in (2, 3):
+        gate.close(f"train-{task}")
+    return i
+
+
+def test_a_step_waits_for_a_group_that_it_would_make_too_stale():
+    i = slow_and_fast(patience=30.0)
+    in_hand = {"train-0": 0, "train-1": 1}
+    assert i.take(2, 0.0, in_hand) == (None, [])
+    assert i.stragglers == ["train-0"], "train-1 has a step more"
+    for index in (0, 1):
+        i.offer(rollout("train-0", index, version=0), 20 + index, 2, 0.0)
+    batch, drops = i.take(2, 1.0, {"train-1": 1})
+    assert ([g.task_id for g in batch], drops, i.stragglers) == (["train-0", "train-4"], [], [])
+
+
+def test_a_member_that_has_arrived_says_when_its_group_began():
+    i = slow_and_fast(patience=30.0)
+    i.offer(rollout("train-0", 0, version=2), 20, 2, 0.0)
+    assert i.take(2, 0.0, {"train-0": 0})[0] is not None
+
+
+def test_nobody_waits_for_a_group_that_nobody_works_on():
+    assert slow_and_fast(patience=30.0).take(2, 0.0, {})[0] is not None
+
+
+def test_a_straggler_is_waited_for_no_longer_than_it_is_worth():
+    i = slow_and_fast(patience=30.0)
+    for now in (100.0, 110.0, 130.0):
+        assert i.take(2, now, {"train-0": 0})[0] is None
+        i.hold(now)
+    assert i.take(2, 130.1, {"train-0": 0})[0] is not None
+    i.trained()
+    for index in (0, 1):
+        i.offer(rollout("train-0", index, version=0), 20 + index, 3, 131.0)
+    assert [reason for reason, _ in reasons(i.take(3, 131.0)[1])] == [Reason.STALE] * 2
+
+
+def test_a_group_that_is_dropped_while_the_batch_is_put_together_is_not_waited_for():
+    i = slow_and_fast(patience=30.0)
+    for index in (0, 1):
+        i.offer(rollout("train-1", index, version=0), 20 + index, 2, 0.0)
+    batch, drops = i.take(3, 0.0, {"train-1": 0})
+    assert [d.task_id for d in drops] == ["train-1", "train-1"]
+    assert batch is not None
+
+
+def test_a_checkpoint_tells_when_tasks_were_issued_and_an_older_one_without_is_read():
+    i = intake()
+    i.gate.close("train-0")
+    i.gate.admit(5)
+    state = json.loads(json.dumps(i.state()))
+    for found, expected in [(state, [0, 0, 5]), ({k: v for k, v in state.items() if k != "floors"}, [0, 0, 0])]:
+        resumed = intake()
+        resumed.restore(found)
+        assert [entry.floor for entry in resumed.gate.outstanding.values()] == expected
+        assert resumed.gate.admit(5) == [], "what was under way still is: the bound holds over a restart"
