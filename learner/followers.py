@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 
 from infra.errors import UserError
 from infra.service import EXIT_FAILURE, EXIT_USER_ERROR, Service
-from infra.supervisor import die_with_parent
+from infra.supervisor import KILL_SECONDS, die_with_parent
 from learner.ranks import Alone, Leader, Ranks, started_by_launcher
 from learner.settings import LearnerSettings
 
@@ -47,7 +47,7 @@ async def ranks_of(service: Service, settings: LearnerSettings) -> AsyncIterator
             watch.cancel()
         leader.close()
         if processes:
-            await asyncio.wait([asyncio.ensure_future(process.wait()) for process in processes], timeout=LEAVE_SECONDS)
+            await _ended(processes, LEAVE_SECONDS)
     except RuntimeError as error:  # a collective failed: perhaps because a rank had a reason to leave
         if sentence := leader.failure():
             raise UserError(sentence) from error
@@ -56,6 +56,12 @@ async def ranks_of(service: Service, settings: LearnerSettings) -> AsyncIterator
         for process in processes:
             if process.returncode is None:
                 process.kill()
+        if processes:
+            await _ended(processes, KILL_SECONDS)
+
+
+async def _ended(processes: list[Process], limit: float) -> None:
+    await asyncio.wait([asyncio.ensure_future(process.wait()) for process in processes], timeout=limit)
 
 
 async def _start(rank: int, count: int, port: int) -> Process:
