@@ -92,11 +92,11 @@ def apply(weights: bytearray, patch: Buffer, tensors: list[TensorSpec]) -> None:
 
 
 def _apply_block(block: np.ndarray, frame: memoryview, changed: int, gaps: int, where: str) -> None:
-    if changed > len(block) or not changed <= gaps <= changed + len(block) // RUN:
+    if not 1 <= changed <= len(block) or not changed <= gaps <= changed + len(block) // RUN:
         raise InvalidMessage(f"{where}: {changed} changes in {gaps} bytes of gaps do not fit {len(block)} items")
     content = np.frombuffer(_decompress(frame, gaps + changed * block.itemsize, where), np.uint8)
     positions = _positions(content[:gaps])
-    if len(positions) != changed or (changed and positions[-1] >= len(block)):
+    if len(positions) != changed or positions[-1] >= len(block):
         raise InvalidMessage(f"{where}: its gaps do not lead to {changed} of {len(block)} items")
     block[positions] += _differences(content[gaps:], block.dtype)
 

@@ -127,6 +127,7 @@ HOSTILE = {
     "a block that does not exist": (HEAD + block(b"\0\2\0", 1, 1, number=2), "block 2 does not exist"),
     "a block twice": (HEAD + 2 * block(b"\0\2\0", 1, 1), "out of order"),
     "blocks out of order": (HEAD + block(b"\0\2\0", 1, 1) + block(b"\0\2\0\0\0", 1, 1, number=0), "out of order"),
+    "a block without a change": (HEAD + block(b"", 0, 0), "0 changes in 0 bytes of gaps do not fit"),
     "more changes than items": (HEAD + block(bytes(3 * 181), 181, 181), "do not fit 180 items"),
     "more gaps than items": (HEAD + block(bytes(4), 1, 2), "do not fit 180 items"),
     "fewer gaps than changes": (HEAD + block(bytes(5), 2, 1), "do not fit"),
