@@ -75,7 +75,7 @@ class Member:
         self._rank = rank
         self._store = store
         # A connection of its own: torch's is locked for as long as one of its threads waits for a rank.
-        self._calls = dist.PrefixStore("learner", store.clone())
+        self._calls = dist.PrefixStore("learner", store.clone())  # type: ignore[attr-defined]  # not in its stubs
         self._number = 0
         self._objects: dist.ProcessGroup | None = None  # gloo, for what is not a tensor
 
