@@ -18,15 +18,7 @@ import msgspec
 import structlog
 
 from contracts import subjects
-from contracts.messages import (
-    PolicyRef,
-    PolicyVersion,
-    Purpose,
-    Reason,
-    Rollout,
-    StepReport,
-    TensorSpec,
-)
+from contracts.messages import PolicyRef, PolicyVersion, Purpose, Reason, Rollout, StepReport, TensorSpec
 from infra import instruments, models, telemetry
 from infra.errors import UserError
 from infra.leases import Lease, acquire
@@ -171,8 +163,13 @@ class Learner:
             if self.intake.gate.outstanding:  # the tasks of the learner before
                 self.stopwatch.start()
             loops = (
-                self._receive, self._admit, self._expire, self._bury, self._wake_on_stop, self.batches.follow_fleet,
-            )  # fmt: skip
+                self._receive,
+                self._admit,
+                self._expire,
+                self._bury,
+                self._wake_on_stop,
+                self.batches.follow_fleet,
+            )
             tasks = [self.service.spawn(loop(), loop.__name__) for loop in loops]
             try:
                 while self.version < self.settings.steps and (batch := await self._next_batch()) is not None:
