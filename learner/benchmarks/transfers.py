@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import time
 from collections.abc import Callable, Coroutine
@@ -16,7 +17,7 @@ import torch
 
 from contracts import subjects
 from contracts.messages import PolicyVersion, Purpose, Rollout, Sampling, Task
-from infra import models
+from infra import models, patches
 from infra import weights as layout
 from infra.benchmarks.cluster import POOL, Cluster, cluster
 from infra.benchmarks.report import progress
@@ -36,6 +37,28 @@ Times = dict[str, float]  # seconds by what they were spent on
 def measure(folder: Path, versions: list[Weights], repeats: int) -> dict[str, list[Times]]:
     """Times of `repeats` transfers each: as a patch, as a keyframe, as a file, through nats-py's object store."""
     return asyncio.run(_measure(folder, versions, repeats))
+
+
+def cpu_seconds(versions: list[Weights]) -> Times:
+    """What a patch costs one thread, whatever else the machine does: the least of three tries."""
+    (old, specs), (new, _) = versions[-2:]
+    masters = {name: tensor.float() for name, tensor in layout.unpack(new, specs).items()}
+    patch, held = patches.diff(old, new, specs), bytearray(old)
+
+    def least(work: Callable[[], object]) -> float:
+        def once() -> float:
+            started = time.thread_time()
+            work()
+            return time.thread_time() - started
+
+        return min(once() for _ in range(3))
+
+    return {
+        "pack": least(lambda: layout.pack(masters, torch.bfloat16)),
+        "digest": least(lambda: hashlib.sha256(new).hexdigest()),
+        "diff": least(lambda: patches.diff(old, new, specs)),
+        "apply": least(lambda: patches.apply(held, patch, specs)),
+    }
 
 
 async def _measure(folder: Path, versions: list[Weights], repeats: int) -> dict[str, list[Times]]:

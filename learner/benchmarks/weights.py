@@ -48,15 +48,19 @@ def weights_benchmark(
     for rate in reversed(RATES):  # the smallest last: its versions are then moved
         progress(f"{updates.SETTLE} + {steps} steps at learning rate {rate:g}")
         shares[rate], versions = updates.sizes(folder, rate, batches)
+    costs = transfers.cpu_seconds(versions)
     times = transfers.measure(folder, versions, repeats)
-    report = report_of(shares, times, len(versions[0][0]))
+    report = report_of(shares, times, costs, len(versions[0][0]))
     publish(report, json_file=json_file, plot_file=plot_file)
 
 
 def report_of(
-    shares: Mapping[float, Sequence[float]], times: Mapping[str, Sequence[Mapping[str, float]]], size: int
+    shares: Mapping[float, Sequence[float]],
+    times: Mapping[str, Sequence[Mapping[str, float]]],
+    costs: Mapping[str, float],
+    size: int,
 ) -> Report:
-    """The tables of both parts in one: a row for each learning rate, and one for each way."""
+    """A row for each way; the bytes by learning rate, and the CPU seconds of a patch, are notes below."""
     mean = {rate: fmean(shares[rate]) for rate in RATES}
     seconds = {
         way: {stage: median(time[stage] for time in times[way]) for stage in STAGES if stage in times[way][0]}
@@ -68,6 +72,7 @@ def report_of(
         "patch_share": {f"{rate:g}": mean[rate] for rate in RATES},
         "share_with_keyframes": {f"{rate:g}": with_keyframes(mean[rate]) for rate in RATES},
         "seconds": seconds,
+        "cpu_seconds": dict(costs),
         "pack_seconds": median(time["pack"] for time in times["patch"]),
         "publish_to_file": seconds["patch"]["publish"] / seconds["file"]["publish"],
         "publish_to_keyframe": seconds["patch"]["publish"] / seconds["keyframe"]["publish"],
@@ -89,6 +94,9 @@ def report_of(
             f"target at {RATES[0]:g}: at most {_share(TARGET_SHARE)}, {_met(share <= TARGET_SHARE)}.",
             f"From the end of a step to the first token of its version: {token:.2f} s with a patch; target: below "
             f"{TARGET_SECONDS:g} s, {_met(token < TARGET_SECONDS)}.",
+            "CPU seconds of a patch, which a busy machine leaves as they are: "
+            f"{', '.join(f'{name} {cost:.2f}' for name, cost in costs.items())}; digest and diff run side by side, "
+            "and the reader takes the digest again.",
             "Medians; publishing includes the digest of all weights and the search for changes; every write is synced.",
         ],
         chart=Chart(

@@ -30,7 +30,8 @@ def test_targets_are_judged_by_what_was_measured() -> None:
         "file": [{"publish": 0.5, "apply": 0.1}],
         "objects": [{"publish": 2.0, "apply": 4.0}],
     }
-    report = report_of(shares, times, size=100_000_000)
+    costs = {"pack": 0.125, "digest": 0.25}
+    report = report_of(shares, times, costs, size=100_000_000)
     assert report.figures["patch_share"] == {"1e-06": 0.005, "5e-06": 0.01, "2e-05": 0.04}
     assert report.figures["publish_to_file"] == pytest.approx(0.4)
     assert report.figures["keyframe_publish_mb_s"] == pytest.approx(100)
@@ -39,5 +40,6 @@ def test_targets_are_judged_by_what_was_measured() -> None:
     assert "0.5 % (1.5 %) at 1e-06" in report.notes[0] and "at most 2.0 %, met" in report.notes[0]
     assert "0.75 s with a patch; target: below 2 s, met" in report.notes[1]
     slow = {**times, "patch": [{**service, "first_token": 2.5}]}
-    assert "not met" in report_of({**shares, RATES[0]: [0.03]}, slow, size=1).notes[0]
-    assert "not met" in report_of(shares, slow, size=1).notes[1]
+    assert "not met" in report_of({**shares, RATES[0]: [0.03]}, slow, costs, size=1).notes[0]
+    assert "not met" in report_of(shares, slow, costs, size=1).notes[1]
+    assert "pack 0.12, digest 0.25;" in report.notes[2]
