@@ -96,7 +96,7 @@ class VllmEngine:
     @property
     def unable(self) -> str | None:
         """See `Engine.unable`."""
-        if self._core is not None:
+        if self._core is not None and not self._core.dead:
             return None
         return "vLLM is starting" if self._folder else "vLLM starts with the first policy"
 
@@ -205,19 +205,16 @@ class VllmEngine:
             await core.stop(reason)
 
     def _give_up(self, failure: Exception) -> None:
-        self._failure = failure
+        self._failure = self._failure or failure
         self._started.set()  # whoever waits for it looks at the failure next
         self._fail(str(failure), waiting=True)
 
     async def close(self) -> None:
         """See `Engine.close`."""
-        self._failure = self._failure or EngineError("the engine is closed")
-        self._started.set()
+        self._give_up(EngineError("the engine is closed"))
         if self._keeper is not None:
             self._keeper.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._keeper
-        self._fail("the engine is closed", waiting=True)
+            await asyncio.wait({self._keeper})
         await asyncio.to_thread(self._folders.close)
 
     def _check_open(self) -> None:

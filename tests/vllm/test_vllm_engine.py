@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+import multiprocessing
+import os
+import shutil
+import signal
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
@@ -14,8 +18,11 @@ import torch
 from contracts.messages import Finish, PolicyRef, Sampling
 from generator.engines.base import EngineError, EngineFull, PromptTooLong, RequestRefused, SampleRequest
 from generator.engines.vllm_engine import VllmEngine
+from generator.settings import GeneratorSettings
+from infra.errors import UserError
+from infra.supervisor import Backoff
 from tests.integration.test_torch_engine import FIRST, SECOND, TEXTS, Groups, collect, request, said, tokens
-from tests.vllm.subject import VllmSubject, differences, until
+from tests.vllm.subject import VllmSubject, differences, engine_core, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -248,3 +255,45 @@ async def test_counters_add_up(engine: VllmEngine, tiny: VllmSubject) -> None:
     await asyncio.sleep(0.01)
     assert engine.stats.busy_seconds == counted.busy_seconds, "nothing is running"
     assert counted.inflight == counted.queued == 0
+
+
+async def test_what_vllm_cannot_do_is_a_sentence_for_a_person(tiny: VllmSubject) -> None:
+    settings = GeneratorSettings(engine="vllm", threads=1, device="cuda")
+    engine = VllmEngine(settings, tiny.folder, tiny.tokenizer)
+    with pytest.raises(UserError, match=r"generator\.device is cuda, but the vLLM installed here is the one for cpu"):
+        await engine.load(FIRST, tiny.weights)
+    assert engine.error is not None
+    await engine.close()
+
+
+async def test_closing_in_the_middle_of_the_start_leaves_no_process(tiny: VllmSubject) -> None:
+    others = set(multiprocessing.active_children())
+    engine = VllmEngine(GeneratorSettings(engine="vllm", threads=1), tiny.folder, tiny.tokenizer)
+    loading = asyncio.create_task(engine.load(FIRST, tiny.weights))
+    await until(lambda: set(multiprocessing.active_children()) - others or loading.done(), "its first process")
+    assert not loading.done() and engine.policy is None
+    await engine.close()
+    with pytest.raises(EngineError, match="closed"):
+        await loading
+    assert set(multiprocessing.active_children()) <= others
+
+
+async def test_an_engine_that_does_not_come_back_is_given_up(
+    engine: VllmEngine, tiny: VllmSubject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last test here: it leaves no engine."""
+    monkeypatch.setattr(Backoff, "LIMIT", 3)
+    assert engine._folder is not None
+    shutil.rmtree(engine._folder)
+    group = asyncio.create_task(collect(engine, request(tiny.ids("abc>"), 16, max_tokens=200)))
+    waiting = asyncio.create_task(collect(engine, request(tiny.ids("abc>"), 16)))
+    await asyncio.sleep(0)
+    os.kill(engine_core(os.getpid()), signal.SIGKILL)
+    for ended, reason in ((group, "died"), (waiting, "failed 3 times in a row")):
+        with pytest.raises(EngineError, match=reason):
+            await ended
+    assert engine.error is not None
+    with pytest.raises(EngineError, match="failed 3 times in a row"):
+        await collect(engine, request(tiny.ids("abc>")))
+    with pytest.raises(EngineError, match="failed 3 times in a row"):
+        await engine.load(SECOND, tiny.weights)
