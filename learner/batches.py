@@ -54,7 +54,7 @@ class Batches:
             batch, drops = intake.take(version, time.monotonic(), unfinished)
             await discard(drops)
             if intake.stragglers:  # if anybody works on them
-                batch, drops = intake.take(version, time.monotonic(), await self._in_hand())
+                batch, drops = intake.take(version, time.monotonic(), await self._in_hand(version))
                 await discard(drops)
             if batch is not None:
                 self._spare = len(intake.ready)
@@ -69,14 +69,15 @@ class Batches:
                 self._waited += time.monotonic() - began
         return None
 
-    async def _in_hand(self) -> dict[str, int]:
+    async def _in_hand(self, version: int) -> dict[str, int]:
         """Tasks that somebody works on, as the queue and the generators say."""
         gate = self._intake.gate
         with self._stopwatch.idle("wait_for_stragglers"):
             taken = await taken_up_to(self._service.bus, self._run, self._pool)
         now = time.monotonic()
         if taken is not None:
-            gate.observe_taken(taken, self.fleet.floor(now), now)
+            # generators may still have a version that a learner before this one made after its last checkpoint
+            gate.observe_taken(taken, min(self.fleet.floor(now), version), now)
         return self.fleet.in_hand(gate.outstanding, now)
 
     def trained(self) -> None:
