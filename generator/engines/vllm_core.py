@@ -24,6 +24,7 @@ from infra.errors import UserError
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
+CALL_SECONDS = 300.0  # longest wait for one answer
 POLL_SECONDS = 0.05  # how soon a dead engine is noticed
 STOP_SECONDS = 10.0  # until processes that were killed are reaped
 CPU_BLOCK = 32  # tokens: vLLM's 128 on CPUs would share no prompt shorter than that
@@ -110,8 +111,8 @@ class Core:
         self._watching = asyncio.create_task(self._watch())
 
     @classmethod
-    async def start(cls, settings: GeneratorSettings, folder: Path) -> Self:
-        """Start vLLM with the weights in `folder`; takes 10 s and more, in a thread.
+    async def start(cls, settings: GeneratorSettings, folder: Path, name: str) -> Self:
+        """Start vLLM with the weights in `folder`, called `name`; takes 10 s and more, in a thread.
 
         Raises `UserError` when model and settings do not fit vLLM, `EngineError` when its processes do not come up.
         """
@@ -128,22 +129,39 @@ class Core:
             if launching.exception() is None:
                 await asyncio.to_thread(made.pop().shutdown, 0)
             raise
-        return cls(made.pop(), [child for child in multiprocessing.active_children() if child not in before])
+        core = cls(made.pop(), [child for child in multiprocessing.active_children() if child not in before])
+        try:
+            await core.call(core.llm.update_weight_version(name))
+        except BaseException:
+            await core.stop("it did not answer")
+            raise
+        return core
 
     @property
     def dead(self) -> bool:
         """Whether it has died, noticed or not."""
         return self.died.done() or self.llm.errored
 
-    async def call(self, coroutine: Coroutine[Any, Any, T], limit: float) -> T:
-        """The result of a call to vLLM; raises `EngineError` when it dies meanwhile or needs more than `limit` s."""
+    async def reload(self, folder: Path, name: str, *, recompute: bool) -> None:
+        """Replace the weights by those in `folder`, called `name` from then on, between two steps.
+
+        Requests in flight go on, with their cache kept or computed again. Raises `EngineError`, or what vLLM raises:
+        the engine may be paused then, and its weights anything.
+        """
+        await self.call(self.llm.pause_generation(mode="keep", clear_cache=recompute))
+        await self.call(self.llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)}))
+        await self.call(self.llm.update_weight_version(name))
+        await self.call(self.llm.resume_generation())
+
+    async def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """The result of a call to vLLM; raises `EngineError` when it dies meanwhile or does not answer in time."""
         task: asyncio.Future[Any] = asyncio.ensure_future(coroutine)
         waited: set[asyncio.Future[Any]] = {task, self.died}
         try:
-            await asyncio.wait(waited, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waited, timeout=CALL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 return task.result()
-            raise EngineError(self.died.result() if self.died.done() else f"vLLM did not answer in {limit:g} s")
+            raise EngineError(self.died.result() if self.died.done() else f"vLLM did not answer in {CALL_SECONDS:g} s")
         finally:
             task.cancel()
 

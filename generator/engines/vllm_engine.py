@@ -35,7 +35,8 @@ from generator.settings import GeneratorSettings
 from infra.errors import UserError
 from infra.supervisor import Backoff
 
-CALL_SECONDS = 300.0  # longest wait for one answer of vLLM, and for a token while requests are in flight
+STALL_SECONDS = 300.0  # an engine with requests that makes no token for longer counts as hung
+CLOSE_SECONDS = 30.0  # longest wait for the end of its processes
 
 log = logging.getLogger(__name__)
 
@@ -53,10 +54,11 @@ class _Group:
 class VllmEngine:
     """`Engine` over vLLM's `AsyncLLM`. Needs a running event loop; `close` ends its processes.
 
-    A completion's tokens come in one list, when it has ended. Completions with the same prompt share its KV cache, also
-    over groups, but never from one policy to the next. `busy_seconds` is wall time with a request in vLLM that is not
-    paused, `load_seconds` from pause to resumption. While the engine is started again, groups wait; those that were
-    being sampled when it died end with `EngineError`.
+    A completion's tokens come in one list, when it has ended. Completions share the KV cache of what their prompts have
+    in common, also over groups; one that begins with a new policy finds nothing that an older one has cached, whatever
+    happens to the cache of those in flight. `busy_seconds` is wall time with a request in vLLM that is not paused,
+    `load_seconds` from pause to resumption; a restart is neither. Meanwhile groups wait; those that were being sampled
+    when the engine died end with `EngineError`.
     """
 
     def __init__(self, settings: GeneratorSettings, folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -132,17 +134,12 @@ class VllmEngine:
         return time.monotonic() - began
 
     async def _swap(self, core: Core, policy: PolicyRef, folder: Path) -> None:
-        """Pause, reload, resume. An engine that fails in between holds nobody knows what: it is started again."""
-        recompute = self._settings.vllm.kv_cache == "recompute"
+        """Reload under the requests in flight. An engine that fails at it holds nobody knows what, and is replaced."""
         self._paused = True
         self._busy.end()
         self._loads.begin()
         try:
-            await core.call(core.llm.pause_generation(mode="keep", clear_cache=recompute), CALL_SECONDS)
-            reload = core.llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
-            await core.call(reload, CALL_SECONDS)
-            await core.call(core.llm.update_weight_version(label(policy)), CALL_SECONDS)
-            await core.call(core.llm.resume_generation(), CALL_SECONDS)
+            await core.reload(folder, label(policy), recompute=self._settings.vllm.kv_cache == "recompute")
         except BaseException as error:
             core.condemn(f"the vLLM engine was stopped: policy {policy.version} could not be loaded")
             if isinstance(error, Exception):
@@ -165,12 +162,10 @@ class VllmEngine:
             began = time.monotonic()
             try:
                 reason = await self._live()
-            except UserError as error:
-                if not self._started.is_set():
+            except Exception as error:  # whatever vLLM raises, it does not run
+                if isinstance(error, UserError) and not self._started.is_set():
                     return self._give_up(error)
-                reason = str(error)
-            except EngineError as error:
-                reason = str(error)
+                reason = f"{error}" if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
             delay = backoff.failed(time.monotonic() - began)
             if delay is None:
                 return self._give_up(EngineError(f"vLLM failed {backoff.failures} times in a row: {reason}"))
@@ -181,12 +176,7 @@ class VllmEngine:
         """One life of the engine; returns why it ended."""
         async with self._changing:
             assert self._folder is not None and self._policy is not None
-            core = await Core.start(self._settings, self._folder)
-            try:
-                await core.call(core.llm.update_weight_version(label(self._policy)), CALL_SECONDS)
-            except BaseException:
-                await core.stop("it did not answer")
-                raise
+            core = await Core.start(self._settings, self._folder, label(self._policy))
             slots, window = self._settings.max_requests, core.window
             self._limits = Limits(slots, slots * window, window, window, self._vocabulary)
             self._core, self._tainted = core, False
@@ -195,8 +185,8 @@ class VllmEngine:
         try:
             while not core.died.done():
                 await asyncio.wait({core.died}, timeout=1.0)
-                if self._running and not self._paused and time.monotonic() - self._last_token > CALL_SECONDS:
-                    core.condemn(f"the vLLM engine made no token in {CALL_SECONDS:.0f} s")
+                if self._running and not self._paused and time.monotonic() - self._last_token > STALL_SECONDS:
+                    core.condemn(f"the vLLM engine made no token in {STALL_SECONDS:.0f} s")
             return core.died.result()
         finally:
             self._core = None
@@ -214,7 +204,7 @@ class VllmEngine:
         self._give_up(EngineError("the engine is closed"))
         if self._keeper is not None:
             self._keeper.cancel()
-            await asyncio.wait({self._keeper})
+            await asyncio.wait({self._keeper}, timeout=CLOSE_SECONDS)
         await asyncio.to_thread(self._folders.close)
 
     def _check_open(self) -> None:
