@@ -73,10 +73,18 @@ def _delta(layer: Any, whole: Callable[[Tensor], Tensor]) -> Tensor:
     return delta.T if layer.fan_in_fan_out else delta
 
 
-def base_digest(folder: Path) -> Tensor:
-    """uint8 [32]: sha256 of the weight files that adapters were trained beside."""
+def identity(folder: Path, settings: LoraSettings) -> dict[str, Tensor]:
+    """What adapters mean nothing without: sha256 of the weight files beside which they are trained, and α.
+
+    Empty without adapters. Reads all of the weights.
+    """
+    if not settings.rank:
+        return {}
     digest = hashlib.sha256()
     for path in sorted(folder.glob("*.safetensors")):
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
-    return torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
+    return {
+        "lora.base": torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8),
+        "lora.alpha": torch.tensor(settings.alpha),
+    }

@@ -14,15 +14,13 @@ from contracts.messages import TensorSpec
 from infra import models
 from infra.errors import UserError
 from infra.weights import unpack as unpack_weights
-from learner.lora import base_digest
+from learner.lora import identity
 from learner.metrics import Tally
 from learner.objectives import sequence_weights
 from learner.packing import Sample, deal, pack
 from learner.ranks import Alone, Ranks
 from learner.settings import LearnerSettings
 from learner.worker import Minibatch, Piece, Trained
-
-BASE = "base"  # in a state: which weights the adapters belong to
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ class Trainer:
         self._settings = settings
         self._ranks = Alone() if ranks is None else ranks
         self._worker = self._ranks.start(model_folder, settings, seed)
-        self._base = base_digest(model_folder) if settings.lora.rank else None
+        self._identity = identity(model_folder, settings.lora)
         self._random = torch.Generator().manual_seed(seed)
 
     @property
@@ -99,11 +97,11 @@ class Trainer:
     def state(self) -> dict[str, Tensor]:
         """A copy, on the CPU, of everything that the next step depends on: weights, moments, random state, version.
 
-        With adapters, their weights and moments, and a digest of the model that they belong to.
+        With adapters, their weights and moments, and what says which model they belong to.
         """
         tensors = cast(dict[str, Tensor], self._everywhere("state"))
-        own = {} if self._base is None else {BASE: self._base.clone()}
-        return tensors | own | {"random": self._random.get_state(), "version": torch.tensor(self.version)}
+        own = {"random": self._random.get_state(), "version": torch.tensor(self.version)}
+        return tensors | own | {name: tensor.clone() for name, tensor in self._identity.items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Go on exactly where `state` was taken. Raises `UserError` when it belongs to another model."""
@@ -115,10 +113,10 @@ class Trainer:
                 f"checkpoint: {len(differing)} tensors ({differing[0]}, …) do not fit the model in {self._folder}; "
                 "give the run's own model and learner.lora, or start a new run in another directory"
             )
-        if self._base is not None and not torch.equal(self._base, state[BASE]):
+        if not all(torch.equal(tensor, state[name]) for name, tensor in self._identity.items()):
             raise UserError(
-                f"checkpoint: its adapters belong to another model than that in {self._folder}; "
-                "give the run's own model, or start a new run in another directory"
+                f"checkpoint: its adapters belong to another model than that in {self._folder}, or to another alpha; "
+                "give the run's own model and learner.lora, or start a new run in another directory"
             )
         prefix = "adamw.step."
         steps = {name.removeprefix(prefix): float(state[name]) for name in state if name.startswith(prefix)}
