@@ -42,6 +42,8 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 POLICY_RETRY_SECONDS = 5.0  # before a policy that could not be read is tried again: the learner may repair it
+TURNS = {Purpose.EVAL: 0.01, Purpose.TRAIN: 0.1}  # seconds in turn for which a task of each purpose is waited for
+AHEAD = 4  # an engine has no pause between groups with one in so many of its slots promised twice
 RETRY_SECONDS = 1.0  # before another generator, or this one, takes a task whose sampling failed
 
 
@@ -120,6 +122,7 @@ class Generator:
         self.grader = grader
         self.environments = environments
         self.loaded = asyncio.Condition()  # notified after each load
+        self.freed = asyncio.Event()  # set for a moment when `sampling` has become less
         self.sampling = 0  # completions promised to the engine and not yet finished
         self.group_sizes: dict[str, int] = {}  # by purpose, of the last task: how many slots the next one will take
         self.tasks: dict[str, int] = {}  # training tasks being worked on -> version loaded when sampling began
@@ -205,7 +208,7 @@ class Generator:
         drain = service.settings.service.drain_seconds / 2
         turn = asyncio.Lock()
 
-        async def loop(purpose: Purpose) -> None:
+        async def loop(purpose: Purpose, turn_seconds: float) -> None:
             tokens = {"run": service.settings.run.name, "purpose": purpose.value, "pool": self.settings.pool}
             slots = partial(self._slots, purpose)
             await work(
@@ -216,18 +219,21 @@ class Generator:
                 stopping=service.stopping,
                 drain=drain,
                 turn=turn,
+                turn_seconds=turn_seconds,
+                freed=self.freed,
                 **tokens,
             )
 
         async with asyncio.TaskGroup() as group:
-            for purpose in (Purpose.EVAL, Purpose.TRAIN):
-                group.create_task(loop(purpose))
+            for purpose, turn_seconds in TURNS.items():
+                group.create_task(loop(purpose, turn_seconds))
 
     def _slots(self, purpose: str) -> int:
-        """Tasks that could start now: a generator takes no work it would only let lie."""
+        """Tasks to take now: what the engine can begin with, and a little that is ready when it can begin with more."""
         if self.engine.unable is not None:
             return 0
-        free = max(self.settings.max_requests - self.sampling, 0)
+        ahead = max(self.settings.max_requests // AHEAD, self.group_sizes.get(purpose, 0))
+        free = max(self.settings.max_requests + ahead - self.sampling, 0)
         return free // self.group_sizes[purpose] if purpose in self.group_sizes else min(free, 1)
 
     async def _handle(self, received: Received[Task]) -> None:
@@ -257,6 +263,8 @@ class Generator:
             completions = await self._sample(task, prompt)
         finally:
             self.sampling -= task.group_size
+            self.freed.set()  # whoever waits for it now
+            self.freed.clear()
         await self._finish(task, item, completions, prompt, started_ns)
 
     async def _prompt(self, task: Task) -> tuple[Item, list[int]]:

@@ -24,7 +24,7 @@ from infra.pull import EXPIRES_SECONDS, NANOSECONDS, ConsumerLost, Pull, Raw
 
 log = structlog.get_logger(__name__)
 
-POLL_SECONDS = 0.1  # how soon a slot that became free elsewhere is noticed, and how long a turn lasts
+POLL_SECONDS = 0.1  # how soon a slot that became free elsewhere is noticed, and how long a turn lasts at most
 PAUSE_SECONDS = 0.5  # before a lost consumer is asked again
 SETTLE_PATIENCE = 120.0  # acknowledging over reconnects; later, the message would have been delivered again anyway
 DEADLY = 4  # times `max_deliver` deliveries: a message that nobody lives to finish or to give up
@@ -60,13 +60,17 @@ async def work(
     stopping: asyncio.Event,
     drain: float,
     turn: asyncio.Lock | None = None,
+    turn_seconds: float = POLL_SECONDS,
+    freed: asyncio.Event | None = None,
     **tokens: str,
 ) -> None:
     """Handle a work queue's messages, each in its own task, until `stopping` is set.
 
     Never holds more messages than there are slots. Where `slots` is a function it says how many handlers could start
     now, beside those that have. Workers that share slots share `turn`: they ask one after the other, for a moment each,
-    so that no slot is promised twice. A handler that returns has its message acknowledged; `Retry` and unexpected
+    so that no slot is promised twice: `turn_seconds`, in which the others cannot take a message. `freed`, set and
+    cleared at once, says that a slot has become free although its handler goes on; without it that is noticed a little
+    later. A handler that returns has its message acknowledged; `Retry` and unexpected
     errors give it back after a delay; `Reject` and an unusable message become dead letters. After `stopping`, handlers
     have `drain` seconds; what is left is cancelled and given back at once.
 
@@ -76,7 +80,8 @@ async def work(
     Raises `UserError` if the consumer is missing, differs from the catalogue, or is deleted.
     """
     await ensure_consumer(bus, durable, create=False, **tokens)
-    await _Worker(bus, durable, handler, slots, turn, durable.name(**tokens)).run(stopping, drain)
+    worker = _Worker(bus, durable, handler, slots, turn, turn_seconds, freed or asyncio.Event(), durable.name(**tokens))
+    await worker.run(stopping, drain)
 
 
 @dataclass
@@ -94,6 +99,8 @@ class _Worker:
         handler: Handler,
         slots: Callable[[], int] | int,
         turn: asyncio.Lock | None,
+        turn_seconds: float,
+        freed: asyncio.Event,
         consumer: str,
     ) -> None:
         self._bus = bus
@@ -102,7 +109,8 @@ class _Worker:
         self._handler = handler
         self._slots = slots
         self._turn = turn or asyncio.Lock()
-        self._expires = EXPIRES_SECONDS if turn is None else POLL_SECONDS
+        self._expires = EXPIRES_SECONDS if turn is None else turn_seconds
+        self._freed = freed
         self._consumer = consumer
         self._jobs: dict[int, _Job] = {}  # by stream sequence
 
@@ -142,8 +150,10 @@ class _Worker:
                 if (free := self._free()) > 0:
                     await self._ask(pull, free, stop)
                     continue
-            waited = {stop, *(job.task for job in self._jobs.values() if job.task is not None)}
+            freed = asyncio.ensure_future(self._freed.wait())
+            waited = {stop, freed, *(job.task for job in self._jobs.values() if job.task is not None)}
             await asyncio.wait(waited, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            freed.cancel()
 
     async def _ask(self, pull: Pull, free: int, stop: asyncio.Future[Any]) -> None:
         """One request from beginning to end, until everything it brought is counted where `slots` are counted."""

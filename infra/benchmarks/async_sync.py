@@ -36,7 +36,7 @@ SETTINGS: dict[str, Value] = {
     "learner.precision": "fp32",
     "learner.token_budget": 16384,
     "learner.objective.eps_clip": 0.1,
-    "learner.optimizer.learning_rate": 1e-4,
+    "learner.optimizer.learning_rate": 5e-5,  # learns until about the last of 50 steps
     "learner.optimizer.beta2": 0.999,
     "learner.sampling.max_tokens": 6,
     "learner.sampling.stop": [],

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import infra.work
 from contracts import codec
 from contracts.messages import Purpose, Sampling, Task
 from contracts.subjects import TASK, TASK_WORKERS, Durable
@@ -66,11 +67,11 @@ class Queue:
         *,
         slots: Any = 4,
         drain: float = 5.0,
-        turn: asyncio.Lock | None = None,
+        **shared: Any,
     ) -> AsyncIterator[asyncio.Event]:
         stopping = asyncio.Event()
         running = asyncio.create_task(
-            work(self.bus, self.durable, handler, slots=slots, stopping=stopping, drain=drain, turn=turn, **self.tokens)
+            work(self.bus, self.durable, handler, slots=slots, stopping=stopping, drain=drain, **shared, **self.tokens)
         )
         try:
             yield stopping
@@ -165,6 +166,31 @@ async def test_no_slots_no_messages(queue: Queue) -> None:
         assert await queue.left() == 2
         slots = 2
         assert await queue.empty()
+
+
+async def test_a_slot_that_is_free_before_its_handler_ends_is_taken_when_that_is_said(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(infra.work, "POLL_SECONDS", 60.0)
+    held, freed, both, seen = 0, asyncio.Event(), asyncio.Event(), []
+
+    async def handler(got: Received[Task]) -> None:
+        nonlocal held
+        held += 1
+        seen.append(got.message.id)
+        await asyncio.sleep(0.05)
+        held -= 1  # the slot is free, the work goes on
+        freed.set()
+        freed.clear()
+        if len(seen) == 2:
+            both.set()
+        async with asyncio.timeout(10.0):
+            await both.wait()
+
+    await queue.add(range(2))
+    async with queue.worker(handler, slots=lambda: 1 - held, freed=freed):
+        assert await queue.empty()
+    assert sorted(seen) == ["task-0", "task-1"]
 
 
 @pytest.mark.parametrize("problem", [Retry(0.2), RuntimeError("no luck")], ids=["retry", "error"])

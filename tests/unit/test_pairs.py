@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from statistics import fmean
 
 import msgspec
 import pytest
 
+from infra.benchmarks.async_sync import SIGMAS, figures_of, report_of
 from infra.benchmarks.pairs import (
     Measured,
     Pair,
@@ -18,6 +21,7 @@ from infra.benchmarks.pairs import (
     seconds_to,
     smoothed,
 )
+from infra.benchmarks.report import publish
 from infra.summary import summarise
 from tests.unit.test_summary import generator, step
 
@@ -129,3 +133,15 @@ def test_the_slots_make_sampling_take_as_long_as_wanted(wanted: float, slots: in
 
 def test_slots_that_make_no_difference_are_left_at_most() -> None:
     assert balanced_slots({256: 0.5, 32: 0.5}, 1.0, group=16, most=256) == 256
+
+
+def test_the_report_can_be_written_and_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pairs = [Pair(sigma, seed, RUN, SLOW) for seed in (1, 2) for sigma in SIGMAS]
+    chosen = {"slots": 64, "sync_threads": 2, "generator_seconds_by_slots": {256: 0.5, 32: 0.6}}
+    publish(report_of(figures_of(pairs, chosen, 0.05), chosen), json_file=tmp_path / "found.json", plot_file=None)
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["throughput_ratio"] == found["by_sigma"]["1"]["throughput_ratio"] == 2.0
+    assert [pair["seed"] for pair in found["pairs"]] == [1, 1, 2, 2]
+    assert found["pairs"][0]["asynchronous"]["rewards"] == list(RUN.rewards)
+    header, _, *lines = capsys.readouterr().out.strip().split("\n\n")[0].split("\n")
+    assert header.count("|") == 5 and all(line.count("|") == 5 for line in lines)

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import replace
 from random import Random
 from statistics import fmean
 
 import pytest
 
 from infra.benchmarks.fleet import Occupancy
-from infra.benchmarks.scale import generators_needed, measured, median_of, predicted_idle, quantile
+from infra.benchmarks.scale import (
+    Measured,
+    figures_of,
+    generators_needed,
+    measured,
+    median_of,
+    predicted_idle,
+    quantile,
+    report_of,
+)
 from infra.summary import summarise
 from tests.unit.builders import rollout
 from tests.unit.test_summary import generator, step
@@ -63,3 +74,23 @@ def test_a_slot_that_is_not_in_use_is_idle() -> None:
     occupancy.change(-1, 18.0)
     wall, busy = occupancy.seconds(20.0)
     assert wall == 10.0 and math.isclose(busy, (4 * 1 + 2 * 2 + 2 * 1) / 2)
+
+
+def test_the_rule_and_the_fleets_are_in_the_figures() -> None:
+    fleet = Measured(
+        generators=4,
+        learner_idle_ratio=0.5,
+        generator_idle_ratio=0.0,
+        staleness_mean=1.0,
+        staleness_max=2,
+        queue_age_mean=1.0,
+        queue_age_p95=2.0,
+        steps_per_second=1.25,
+        learner_step_seconds=0.4,
+        discarded={},
+    )
+    figures = figures_of([fleet, replace(fleet, generators=16, learner_idle_ratio=0.0)], 0.8)
+    assert figures["generators_needed"] == pytest.approx(8 / 0.4 * 0.8 / 2)
+    assert [each["predicted_learner_idle_ratio"] for each in figures["fleets"]] == pytest.approx([0.5, 0.0])
+    report = report_of(figures)
+    assert {len(row) for row in report.rows} == {len(report.columns)} and json.dumps(report.figures)
