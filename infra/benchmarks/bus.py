@@ -10,7 +10,8 @@ counts as the bus: nearly all it does beside calling us is reading and writing t
 Wall: the states in which the services say they were held up: the learner packing weights or waiting for the last
 publication, the generators with a new policy entering the engine. What goes on meanwhile costs CPU, not time.
 
-Start-up, evaluation and the first steps are outside of the window.
+Start-up, evaluation and the first steps are outside of the window, and so is, as a rule, the whole transfer that comes
+once in `learner.keyframe_every` versions.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ def staleness_benchmark(
         list[int] | None,
         typer.Option("--lag", min=0, help="Age of the data, versions; repeatable. Default: 0 1 4 8 16."),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each pair of objective and lag.")] = 2,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each pair of objective and lag.")] = 3,
     first_seed: Annotated[int, typer.Option(min=0, help="Seed of the first run.")] = 1,
     steps: Annotated[int, typer.Option(min=1, help="Steps of a run.")] = 60,
     learning_rate: Annotated[float, typer.Option(min=1e-8, help="Of AdamW.")] = 2e-3,
