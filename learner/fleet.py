@@ -16,13 +16,13 @@ class Fleet:
         self._reports: dict[str, tuple[GeneratorReport, float]] = {}
 
     def report(self, report: GeneratorReport, now: float) -> None:
-        """A generator has reported."""
+        """A generator has reported; those that are gone are forgotten."""
+        self._reports = {name: last for name, last in self._reports.items() if now - last[1] <= self.silence}
         self._reports[report.generator] = report, now
 
     def present(self, now: float) -> list[GeneratorReport]:
         """The last report of every generator that is there."""
-        self._reports = {name: last for name, last in self._reports.items() if now - last[1] <= self.silence}
-        return [report for report, _ in self._reports.values()]
+        return [report for report, at in self._reports.values() if now - at <= self.silence]
 
     def floor(self, now: float) -> int:
         """No generator that is there samples with an older version; 0 while none is."""
