@@ -47,8 +47,8 @@ async def test_without_generators_the_learner_waits_and_burns_nothing(cluster):
         await c.until(lambda: time.time() - log.stat().st_mtime > 2, "it has used up what was under way")
         before = len(c.logged("learner", "step"))
         burnt = cpu_seconds(c.processes["learner"].pid)
-        await asyncio.sleep(5)
-        assert cpu_seconds(c.processes["learner"].pid) - burnt < 1.0, "a fifth of a core would be waiting in a loop"
+        await asyncio.sleep(4)
+        assert cpu_seconds(c.processes["learner"].pid) - burnt < 0.8, "a fifth of a core would be waiting in a loop"
         c.start("generator-2")
         await c.until(lambda: len(c.logged("learner", "step")) > before + 3, "the run goes on")
         c.kill("learner", signal.SIGTERM)
