@@ -32,7 +32,7 @@ FIRST_SECONDS = 8.0
 TOKENS = 120  # per completion: what makes a step of the learner long beside its messages
 STALENESS = 4
 GROUPS, GROUP = 8, 4
-START_SECONDS = 60.0  # from the start of the processes to the first step
+START_SECONDS = 180.0  # from the start of the processes to the first step
 
 SETTINGS: dict[str, Value] = {
     "run.environment": "reverse-text",  # for the name: nothing is asked and nothing is answered
