@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from contracts.messages import Reason, Rollout
+from contracts.messages import PolicyRef, Reason, Rollout
 from learner.fairness import stragglers
 from learner.gate import AdmissionGate, Outstanding, training_id, training_index
 from learner.lineage import Lineage
@@ -129,14 +129,18 @@ class Intake:
             reason, detail = Reason.FOREIGN_TOKENS, f"token {largest}, the model has {self.vocabulary}"
         elif rollout.reward is None:
             reason, detail = Reason.UNSCORED, f"the verifier said {rollout.outcome}"
-        elif self.lineage.staleness(rollout.oldest, version) is None:
-            policy = rollout.oldest
+        elif (lost := self._lost(rollout, version)) is not None:
             reason = Reason.LOST_POLICY
-            detail = f"version {policy.version} of generation {policy.generation} is not an ancestor of these weights"
+            detail = f"version {lost.version} of generation {lost.generation} is not an ancestor of these weights"
         else:
             return []
         group.size -= 1
         return [self._consume(group.task_id, [arrival], reason, detail)]
+
+    def _lost(self, rollout: Rollout, version: int) -> PolicyRef | None:
+        """A policy that sampled some of its tokens and that the weights do not descend from."""
+        policies = (segment.policy for segment in rollout.segments)
+        return next((policy for policy in policies if self.lineage.staleness(policy, version) is None), None)
 
     def expire(self, now: float, *, group_deadline: float, task_deadline: float) -> list[Drop]:
         """Close groups whose last rollout does not come, and give up tasks that nobody works on."""
@@ -205,7 +209,8 @@ class Intake:
         begun = {}
         for task, floor in in_hand.items():
             entry, group = self.gate.outstanding.get(task), self.groups.get(task)
-            if entry is None or (entry.held_since is not None and now - entry.held_since > self.straggler_seconds):
+            held = now - entry.held_since if entry is not None and entry.held_since is not None else 0.0
+            if entry is None or held >= self.straggler_seconds:
                 continue  # it was closed just now, or had its time
             if group is None or not group.arrivals:
                 begun[task] = floor
@@ -216,8 +221,9 @@ class Intake:
     def hold(self, now: float) -> None:
         """The step waits for the stragglers that the last `take` found: their time runs."""
         for task in self.stragglers:
-            entry = self.gate.outstanding[task]
-            entry.held_since = now if entry.held_since is None else entry.held_since
+            entry = self.gate.outstanding.get(task)  # it may have been given up since
+            if entry is not None and entry.held_since is None:
+                entry.held_since = now
 
     def _age(self, rollout: Rollout, version: int) -> int:
         age = self.lineage.staleness(rollout.oldest, version)

@@ -106,6 +106,16 @@ def test_a_rollout_is_as_old_as_its_oldest_token():
     assert [d.reason for d in i.take(4)[1]] == [Reason.STALE, Reason.STALE]
 
 
+def test_every_token_is_of_a_policy_that_the_weights_descend_from():
+    """The learner was killed at version 6 and went on from its checkpoint of version 3."""
+    i = intake(bound=4)
+    i.lineage = Lineage([(1, 0), (2, 3)])
+    mixed = [PolicySegment(3, policy(2)), PolicySegment(4, policy(5))]
+    assert reasons(i.offer(rollout("train-0", 0, segments=mixed), 1, 4, 0.0)) == [(Reason.LOST_POLICY, ["train-0.0"])]
+    kept = [PolicySegment(3, policy(2)), PolicySegment(4, policy(4, generation=2))]
+    assert i.offer(rollout("train-0", 1, segments=kept), 2, 4, 0.0) == []
+
+
 def test_equal_rewards_count_towards_the_batch_and_are_reported():
     i = intake()
     for index in (0, 1):
@@ -278,10 +288,10 @@ def test_nobody_waits_for_a_group_that_nobody_works_on():
 
 def test_a_straggler_is_waited_for_no_longer_than_it_is_worth():
     i = slow_and_fast(patience=30.0)
-    for now in (100.0, 110.0, 130.0):
+    for now in (100.0, 110.0, 129.9):
         assert i.take(2, now, {"train-0": 0})[0] is None
         i.hold(now)
-    assert i.take(2, 130.1, {"train-0": 0})[0] is not None
+    assert i.take(2, 130.0, {"train-0": 0})[0] is not None
     i.trained()
     for index in (0, 1):
         i.offer(rollout("train-0", index, version=0), 20 + index, 3, 131.0)
@@ -295,6 +305,18 @@ def test_a_group_that_is_dropped_while_the_batch_is_put_together_is_not_waited_f
     batch, drops = i.take(3, 0.0, {"train-1": 0})
     assert [d.task_id for d in drops] == ["train-1", "train-1"]
     assert batch is not None
+
+
+def test_without_patience_no_step_waits():
+    assert slow_and_fast(patience=0.0).take(2, 0.0, {"train-0": 0})[0] is not None
+
+
+def test_a_task_that_is_given_up_while_a_step_begins_to_wait_for_it_is_not_waited_for():
+    i = slow_and_fast(patience=30.0)
+    assert i.take(2, 0.0, {"train-0": 0})[0] is None
+    assert reasons(i.give_up("train-0", "dead letter")) == [(Reason.TASK_EXPIRED, [])]
+    i.hold(0.0)
+    assert i.take(2, 0.1, {})[0] is not None
 
 
 def test_a_checkpoint_tells_when_tasks_were_issued_and_an_older_one_without_is_read():
