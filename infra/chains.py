@@ -24,12 +24,17 @@ def routes(version: PolicyVersion, held: PolicyRef | None) -> list[Route]:
     For a version made of patches, its whole weights under its own digest are the last resort: they are there once the
     publisher has repaired the chain.
     """
-    chain = [version.keyframe or version.policy, *(patch.policy for patch in version.patches)]
+    chain = policies_of(version)
     found = [Route(held, version.patches[chain.index(held) :], held=True)] if held is not None and held in chain else []
     found.append(Route(chain[0], version.patches))
     if version.patches:
         found.append(Route(version.policy, []))
     return found
+
+
+def policies_of(version: PolicyVersion) -> list[PolicyRef]:
+    """The policies that one passes on the way to a version, from its keyframe to itself."""
+    return [version.keyframe or version.policy, *(patch.policy for patch in version.patches)]
 
 
 def blobs_of(version: PolicyVersion) -> frozenset[str]:

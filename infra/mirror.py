@@ -63,7 +63,7 @@ class Mirror:
 
     async def _go(self, way: Route, version: PolicyVersion, data: bytearray | None) -> tuple[bytearray, int]:
         """The weights by one way, and the bytes fetched."""
-        limit = FETCH_SECONDS + version.size / SLOWEST_BYTES_PER_SECOND
+        limit = fetch_seconds(version.size)
         where = f"policy {version.policy.version}"
         # What is most likely missing comes first. Together the patches are smaller than the weights.
         changes = [await self._blobs.get(patch.digest, timeout=limit, max_bytes=patch.size) for patch in way.patches]
@@ -78,6 +78,11 @@ class Mirror:
             if found != version.policy.digest:
                 raise InvalidMessage(f"{where}: its patches make the weights {found}, not {version.policy.digest}")
         return data, count
+
+
+def fetch_seconds(size: int) -> float:
+    """How long reading a blob of weights may take."""
+    return FETCH_SECONDS + size / SLOWEST_BYTES_PER_SECOND
 
 
 def _patched(data: bytearray, changes: list[bytearray], version: PolicyVersion) -> str:

@@ -21,7 +21,7 @@ from infra import chains, patches
 from infra.blobs import BlobError, BlobStore
 from infra.bus import Bus
 from infra.connection import Unavailable
-from infra.mirror import FETCH_SECONDS, Mirror
+from infra.mirror import FETCH_SECONDS, Mirror, fetch_seconds
 from infra.retention import Retention
 
 log = structlog.get_logger(__name__)
@@ -44,7 +44,7 @@ class PolicyStore:
         self._last: tuple[PolicyVersion, memoryview] | None = None  # published last, with the weights
         self._bundle: tuple[str, bytes] | None = None  # digest and content of the one put last
         self._answered: set[str] = set()  # keys of requests for whole weights
-        self._storing = asyncio.Lock()  # publication and repair exclude each other
+        self._storing = asyncio.Lock()  # publication, repair and collection exclude each other
 
     async def publish(
         self,
@@ -159,16 +159,17 @@ class PolicyStore:
     async def collect(self, keep: int) -> int:
         """Delete every blob but those of the newest `keep` versions and what is being read; return how many.
 
-        So what a learner stored and did not live to announce goes as well. For a learner that is not publishing.
+        So what a learner stored and did not live to announce goes as well. For the learner, who alone publishes.
         """
-        return await self._retention.collect(keep, await self.head())
+        async with self._storing:
+            return await self._retention.collect(keep, await self.head())
 
     async def ask_for_whole(self, policy: PolicyRef) -> None:
         """Tell the publisher that a policy can be read by no way. The request expires by itself within seconds."""
         await self._bus.put(f"{self._requests}.{policy.digest}.{secrets.token_hex(8)}", b"", bucket=KV_LEASES)
 
     async def repair(self) -> bool:
-        """Store the newest weights whole if somebody has asked for them; True when that was done.
+        """Store the newest weights whole if somebody has asked for them or for some they build on; True when done.
 
         Blobs can be lost or damaged in the store, and a chain of patches breaks with any of them; whoever waits for
         its policy would wait until the next keyframe, and the learner, perhaps, for what it makes. The next patch
@@ -177,11 +178,13 @@ class PolicyStore:
         asked = await self._bus.keys(f"{self._requests}.>", bucket=KV_LEASES)
         wanted = {key.split(".")[-2] for key in asked - self._answered}
         async with self._storing:
-            if self._last is None or self._last[0].policy.digest not in wanted:
+            # Who cannot read a version cannot read what builds on it, and steps may be shorter than its next request.
+            if self._last is None or wanted.isdisjoint(policy.digest for policy in chains.policies_of(self._last[0])):
                 return False
             message, data = self._last
             try:
-                await self._blobs.get(message.policy.digest, timeout=FETCH_SECONDS, max_bytes=message.size)
+                limit = fetch_seconds(message.size)
+                await self._blobs.get(message.policy.digest, timeout=limit, max_bytes=message.size)
             except BlobError:
                 await self._blobs.delete(message.policy.digest)
                 await self._blobs.put(data, known_digest=message.policy.digest)

@@ -64,9 +64,9 @@ class Publisher:
         while True:
             await asyncio.sleep(REPAIR_SECONDS)
             try:
-                if await self._store.repair():
+                if await self._with_room(self._store.repair):
                     log.warning("weights are stored whole, a generator could not read them", policy=self.policy)
-            except (Unavailable, QueueFull, BlobError) as error:
+            except (Unavailable, BlobError) as error:
                 log.warning("weights could not be stored again", error=str(error))
 
     async def _with_room(self, put: Callable[[], Awaitable[T]]) -> T:

@@ -11,7 +11,7 @@ import pytest
 
 from contracts.messages import PolicyVersion
 from contracts.subjects import KV_BUCKET, POLICY_PUBLISHED, WEIGHTS
-from infra.blobs import BlobStore
+from infra.blobs import BlobError, BlobStore
 from infra.bus import Bus
 from infra.policies import PolicyStore
 from learner.publisher import Publisher
@@ -76,6 +76,34 @@ async def test_a_weight_store_that_others_have_filled_is_waited_for(bus: Bus, ru
     versions = await published(bus, run)
     assert [version.policy.version for version in versions] == [0, 1, 2]
     assert bytes(await PolicyStore(bus, run).fetch(versions[-1])) == weights(2)
+
+
+async def test_a_repair_that_finds_the_store_full_makes_room(
+    bus: Bus, run: str, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("learner.publisher.REPAIR_SECONDS", 0.1)
+    for version in range(4):  # two keyframes, two patches
+        await publish(publisher, version)
+    newest = (await published(bus, run))[-1]
+    blobs, store = BlobStore(bus.connection, WEIGHTS, run), PolicyStore(bus, run)
+    await blobs.delete(newest.patches[-1].digest)
+    await store.ask_for_whole(newest.policy)
+    used = (await bus.stream_info(WEIGHTS.stream)).state.bytes
+    async with limited(bus, WEIGHTS.stream, max_bytes=used + SIZE // 2):
+        repairing = asyncio.create_task(publisher.repair())
+        try:
+            async with asyncio.timeout(20):
+                while newest.policy.digest not in await blobs.list() or not await readable(store, newest):
+                    await asyncio.sleep(0.1)
+        finally:
+            repairing.cancel()
+
+
+async def readable(store: PolicyStore, version: PolicyVersion) -> bool:
+    try:
+        return bytes(await store.fetch(version)) == weights(version.policy.version)
+    except BlobError:
+        return False
 
 
 @pytest.mark.parametrize("stream", [POLICY_PUBLISHED.stream, f"KV_{KV_BUCKET}"], ids=["announcement", "head"])

@@ -165,6 +165,24 @@ async def test_a_broken_keyframe_is_noticed_and_repaired(bus: Bus, run: str, blo
     await assert_repaired(store, version, weights(0))
 
 
+async def test_a_request_for_a_version_that_is_no_longer_the_newest_is_answered(
+    bus: Bus, run: str, blobs: BlobStore
+) -> None:
+    """Steps may be shorter than the time from one request to the next."""
+    store = learner(bus, run)
+    versions = [await publish(store, number) for number in range(2)]
+    await blobs.delete(versions[1].patches[-1].digest)
+    with pytest.raises(BlobMissing):
+        await store.fetch(versions[1])
+    await store.ask_for_whole(versions[1].policy)
+    versions.append(await publish(store, 2))
+    assert await store.repair()
+    assert not await store.repair(), "once is enough"
+    versions.append(await publish(store, 3))
+    for version in versions[2:]:
+        assert bytes(await store.fetch(version)) == weights(version.policy.version)
+
+
 async def test_a_patch_that_leads_elsewhere_is_not_believed(bus: Bus, run: str, blobs: BlobStore) -> None:
     """A well-formed patch whose result is not what the version's digest says."""
     store = learner(bus, run)

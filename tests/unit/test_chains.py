@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from contracts.messages import PolicyRef, PolicyVersion, TensorSpec, WeightPatch
-from infra.chains import Route, blobs_of, extended, may_extend, routes, worth_a_patch
+from infra.chains import Route, blobs_of, extended, may_extend, policies_of, routes, worth_a_patch
 
 SPECS = [TensorSpec("w", "uint8", [1000], 0)]
 BUNDLE = "b" * 64
@@ -49,6 +49,11 @@ PATCHES = [patch(6), patch(7), patch(8)]
 )
 def test_the_ways_to_a_version(version: PolicyVersion, held: PolicyRef | None, expected: list[Route]) -> None:
     assert routes(version, held) == expected
+
+
+def test_the_policies_on_the_way_to_a_version() -> None:
+    assert policies_of(WHOLE) == [ref(5)]
+    assert policies_of(CHAIN) == [ref(5), ref(6), ref(7), ref(8)]
 
 
 def test_what_a_version_needs() -> None:
