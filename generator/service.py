@@ -41,7 +41,7 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
-POLICY_RETRY_SECONDS = 5.0  # before a policy that could not be read is tried again: the learner may repair it
+POLICY_RETRY_SECONDS = 5.0  # before a policy that could not be read or loaded is tried again
 TURNS = {Purpose.EVAL: 0.01, Purpose.TRAIN: 0.1}  # seconds in turn for which a task of each purpose is waited for
 AHEAD = 4  # an engine has no pause between groups with one in so many of its slots promised twice
 RETRY_SECONDS = 1.0  # before another generator, or this one, takes a task whose sampling failed
@@ -133,7 +133,7 @@ class Generator:
     # -- policies in ---------------------------------------------------------------------------------------------
 
     async def follow(self, first: PolicyVersion, versions: AsyncGenerator[PolicyVersion]) -> None:
-        """Load each newer policy while requests are in flight. One that cannot be read is tried again."""
+        """Load each newer policy while requests are in flight. One that cannot be loaded is tried again."""
         version, waiting = first, asyncio.ensure_future(anext(versions))
         try:
             while True:
@@ -146,11 +146,15 @@ class Generator:
             await asyncio.wait({waiting})
 
     async def _try(self, version: PolicyVersion) -> bool:
-        """Load a policy; False when trying again may help, and the learner has been asked to see to it."""
+        """Load a policy; False when it has to be tried again: the learner may wait for what is sampled with it.
+
+        Where it could not be read, the learner has been asked to see to it.
+        """
         try:
             await self.load(version)
         except EngineError as error:
             log.error("policy not loaded", version=version.policy.version, error=str(error))
+            return False
         except (BlobError, InvalidMessage, Unavailable) as error:
             log.error("policy not loaded", version=version.policy.version, error=str(error))
             with contextlib.suppress(Unavailable, QueueFull):

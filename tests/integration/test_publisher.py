@@ -93,7 +93,7 @@ async def test_a_repair_that_finds_the_store_full_makes_room(
         repairing = asyncio.create_task(publisher.repair())
         try:
             async with asyncio.timeout(20):
-                while newest.policy.digest not in await blobs.list() or not await readable(store, newest):
+                while newest.policy.digest not in await blobs.list() or not await readable(store, newest):  # noqa: ASYNC110
                     await asyncio.sleep(0.1)
         finally:
             repairing.cancel()
