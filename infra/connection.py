@@ -231,7 +231,6 @@ class Connection:
 
         try:
             await self.call(attempt, patience=patience)
-            return [stored[number] for number in range(len(messages))]
         except APIError as error:
             if error.err_code in FULL:
                 raise QueueFull(f"{subject}: {error.description}") from error
@@ -239,8 +238,10 @@ class Connection:
         except PublishFailed:
             raise
         except Unavailable as error:
-            missing = next(message.id for number, message in enumerate(messages) if number not in stored)
-            raise PublishFailed(f"message {missing}: {error}") from error
+            missing = [message.id for number, message in enumerate(messages) if number not in stored]
+            if missing:  # the last answer may have come just as the time was over
+                raise PublishFailed(f"message {missing[0]}: {error}") from error
+        return [stored[number] for number in range(len(messages))]
 
     async def subjects(self, stream: str, filter: str) -> dict[str, int]:
         """How many messages a stream retains on each subject that matches. Raises as `call`."""
