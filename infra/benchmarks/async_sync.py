@@ -21,10 +21,10 @@ from infra.cli.interrupts import run_to_end
 
 SIGMAS = (0.5, 1.0)
 STALENESS = 4
-GROUPS, GROUP = 16, 16
+GROUPS, GROUP = 32, 8
 BATCH = GROUPS * GROUP
 WIDTH = 384  # of the model: computing outweighs what a rollout costs besides
-FEW_SLOTS = 2 * GROUP  # beside the whole batch, the other point at which sampling is timed
+FEW_SLOTS = 4 * GROUP  # beside the whole batch, the other point at which sampling is timed
 CALIBRATION_STEPS = 8
 RUN_SECONDS = 240.0  # longest time for one run
 
@@ -32,11 +32,11 @@ SETTINGS: dict[str, Value] = {
     "service.heartbeat_seconds": 0.5,
     "learner.groups_per_step": GROUPS,
     "learner.group_size": GROUP,
-    "learner.minibatches": 4,
+    "learner.minibatches": 2,
     "learner.precision": "fp32",
     "learner.token_budget": 16384,
     "learner.objective.eps_clip": 0.1,
-    "learner.optimizer.learning_rate": 5e-5,  # learns until about the last of 50 steps
+    "learner.optimizer.learning_rate": 6e-5,  # learns until about the last of 50 steps
     "learner.optimizer.beta2": 0.999,
     "learner.sampling.max_tokens": 6,
     "learner.sampling.stop": [],
