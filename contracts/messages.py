@@ -280,7 +280,7 @@ class PolicyVersion(Message, frozen=True, tag="policy_version"):
     parent: PolicyRef | None  # the policy it was trained from; None for a generation's first
     published_ns: Nat  # unix ns
     keyframe: PolicyRef | None = None  # the policy that `patches` build on; None = this one is stored whole
-    patches: list[WeightPatch] = []  # in order, from the keyframe to this policy; empty = this one is stored whole
+    patches: list[WeightPatch] = []  # in order, from the keyframe to this policy, together no larger; empty = whole
 
     def check(self) -> None:
         self._check_patches()
@@ -304,6 +304,8 @@ class PolicyVersion(Message, frozen=True, tag="policy_version"):
             raise InvalidMessage(f"{where}: its patches lead to another policy")
         if any(later.version <= earlier.version for earlier, later in pairwise(chain)):
             raise InvalidMessage(f"{where}: its patches are out of order")
+        if (patched := sum(patch.size for patch in self.patches)) > self.size:
+            raise InvalidMessage(f"{where}: {patched} bytes of patches are more than its {self.size} bytes of weights")
 
     @property
     def transfer(self) -> int:

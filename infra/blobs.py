@@ -105,7 +105,7 @@ class BlobStore:
             if manifest is not None:
                 if manifest.size > max_bytes:
                     raise BlobCorrupt(f"blob {digest} has {manifest.size} bytes, at most {max_bytes} were announced")
-                if (blob := await self._read(manifest)) is not None:
+                if await self._is_there(manifest) and (blob := await self._read(manifest)) is not None:
                     return blob
             await asyncio.sleep(POLL_SECONDS)
         raise BlobMissing(f"blob {digest} is not on {self._subject(digest)}, or not all of it")
@@ -149,6 +149,15 @@ class BlobStore:
         if manifest.digest != digest:
             raise BlobCorrupt(f"blob {digest}: its manifest names {manifest.digest}")
         return manifest
+
+    async def _is_there(self, manifest: BlobManifest) -> bool:
+        """Whether there may be as many bytes as the manifest claims: memory is not taken by its word."""
+        largest = max(CHUNK_BYTES, self._connection.max_payload)
+        if manifest.chunk_bytes > largest:
+            raise BlobCorrupt(
+                f"blob {manifest.digest}: no message carries a chunk of {manifest.chunk_bytes} bytes, but {largest}"
+            )
+        return manifest.chunks <= 1 or await self._count(manifest.digest) > manifest.chunks
 
     async def _read(self, manifest: BlobManifest) -> bytearray | None:
         """All chunks in their places; None when some are missing."""

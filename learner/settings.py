@@ -103,6 +103,7 @@ class LearnerSettings(Section):
     keyframe_every: int = Field(
         100,
         ge=1,
+        le=1000,  # every version's message names its whole chain
         description="a version is stored whole at least that often; those between as patches of the one before",
     )
     checkpoint_every: int = Field(10, ge=1, description="steps between checkpoints")

@@ -11,7 +11,7 @@ import pytest
 from contracts import codec
 from contracts.messages import BlobManifest
 from contracts.subjects import WEIGHTS
-from infra.blobs import CHUNK_BYTES, OFFSET_HEADER, BlobCorrupt, BlobMissing, BlobStore
+from infra.blobs import CHUNK_BYTES, OFFSET_HEADER, BlobCorrupt, BlobError, BlobMissing, BlobStore
 from infra.bus import Bus, QueueFull
 from infra.connection import Unavailable
 from infra.server import EmbeddedServer
@@ -123,6 +123,17 @@ async def test_a_wrong_blob_is_refused(bus: Bus, run: str, blobs: BlobStore, cas
         await put_manifest(bus, run, digest, 1 << 39)
     with pytest.raises(BlobCorrupt, match=digest):
         await blobs.get(digest, timeout=10, max_bytes=limit)
+
+
+@pytest.mark.parametrize("chunk_bytes, error", [(1, BlobMissing), (CHUNK_BYTES, BlobMissing), (1 << 45, BlobCorrupt)])
+async def test_no_memory_is_taken_by_a_manifest_s_word(
+    bus: Bus, run: str, blobs: BlobStore, chunk_bytes: int, error: type[BlobError]
+) -> None:
+    digest = "a" * 64
+    await publish_raw(bus, subject(run, digest), b"x", **{OFFSET_HEADER: "0"})
+    await put_manifest(bus, run, digest, 1 << 45, chunk_bytes)
+    with pytest.raises(error, match=digest):
+        await blobs.get(digest, timeout=20, max_bytes=1 << 50)
 
 
 async def test_a_killed_server_interrupts_neither_put_nor_get(

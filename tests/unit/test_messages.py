@@ -119,6 +119,11 @@ REFUSED = {
     "policy: patches of another generation": Case(
         PATCHED, {"keyframe": m.PolicyRef(1, 11, "a" * 64)}, "lead to another policy"
     ),
+    "policy: patches larger than the weights": Case(
+        PATCHED,
+        {"patches": [PATCHED.patches[0], msgspec.structs.replace(PATCHED.patches[1], size=1 << 60)]},
+        "more than its 1800000 bytes",
+    ),
     "step: rewards of other rollouts": Case(STEP, {"rewards": [1.0]}, "differ in length"),
     "step: a NaN loss": Case(STEP, {"loss": np.nan}, "finite"),
     "step: an infinite metric": Case(STEP, {"metrics": {"kl": np.inf}}, "finite"),
