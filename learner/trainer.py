@@ -113,7 +113,7 @@ class Trainer:
                 f"checkpoint: {len(differing)} tensors ({differing[0]}, …) do not fit the model in {self._folder}; "
                 "give the run's own model and learner.lora, or start a new run in another directory"
             )
-        if not all(torch.equal(tensor, state[name]) for name, tensor in self._identity.items()):
+        if not all(name in state and torch.equal(tensor, state[name]) for name, tensor in self._identity.items()):
             raise UserError(
                 f"checkpoint: its adapters belong to another model than that in {self._folder}, or to another alpha; "
                 "give the run's own model and learner.lora, or start a new run in another directory"

@@ -98,6 +98,13 @@ def test_adapters_of_another_shape_scale_or_model_are_refused(
         Trainer(folder, make_settings(lora=LoraSettings(rank=rank, alpha=alpha)), seed=1).load_state(state)
 
 
+def test_adapters_that_do_not_say_what_they_belong_to_are_refused(folders: dict[str, Path]) -> None:
+    state = make_trainer(folders["tiny"]).state()
+    del state["lora.alpha"]
+    with pytest.raises(UserError, match=r"^checkpoint: .*give the run's own model"):
+        make_trainer(folders["tiny"]).load_state(state)
+
+
 def test_an_export_is_the_merged_model(folders: dict[str, Path], tmp_path: Path) -> None:
     trainer = make_trainer(folders["tiny"])
     trainer.step(make_groups(0))
