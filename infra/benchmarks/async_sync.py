@@ -14,8 +14,10 @@ from typing import Annotated, Any
 
 import typer
 
+from contracts import subjects
+from contracts.messages import GeneratorReport
 from infra.benchmarks.cluster import Cluster, Value, cluster
-from infra.benchmarks.pairs import Measured, Pair, aggregate, balanced_slots, measured
+from infra.benchmarks.pairs import WARM_UP, Measured, Pair, aggregate, balanced_slots, measured
 from infra.benchmarks.report import Chart, JsonFile, PlotFile, Report, progress, publish
 from infra.cli.interrupts import run_to_end
 
@@ -25,7 +27,7 @@ GROUPS, GROUP = 32, 8
 BATCH = GROUPS * GROUP
 WIDTH = 384  # of the model: computing outweighs what a rollout costs besides
 FEW_SLOTS = 4 * GROUP  # beside the whole batch, the other point at which sampling is timed
-CALIBRATION_STEPS = 8
+CALIBRATION_STEPS = WARM_UP + 6
 RUN_SECONDS = 240.0  # longest time for one run
 
 SETTINGS: dict[str, Value] = {
@@ -77,7 +79,8 @@ class Bench:
         async with self.machine.run(f"bench-{self.runs}", mode) as run:
             await run.until_step(steps, limit=RUN_SECONDS)
             summary = await run.summary()
-            result = measured(summary, await run.steps(), await run.generators())
+            reports = await run.records(subjects.GENERATOR, GeneratorReport)
+            result = measured(summary, (await run.steps())[:steps], reports)
         progress(
             f"{what}: {result.steps} steps in {result.seconds:.1f} s, idle learner {result.learner_idle_ratio:.1%} "
             f"generator {result.generator_idle_ratio:.1%}, computing per step {result.learner_step_seconds:.2f} and "
@@ -160,7 +163,7 @@ def figures_of(pairs: Sequence[Pair], chosen: Mapping[str, Any], tool_seconds: f
 
 def async_sync_benchmark(
     seeds: Annotated[int, typer.Option(min=1, help="Pairs of runs for each σ.")] = 3,
-    steps: Annotated[int, typer.Option(min=10, help="Steps of each run.")] = 50,
+    steps: Annotated[int, typer.Option(min=2 * WARM_UP, help="Steps of each run.")] = 50,
     tool_seconds: Annotated[float, typer.Option(min=0.001, max=10.0, help="Median latency of the tool.")] = 0.05,
     json_file: JsonFile = None,
     plot_file: PlotFile = None,
@@ -213,6 +216,8 @@ def report_of(figures: Mapping[str, Any], chosen: Mapping[str, Any]) -> Report:
             "takes time (synchronous); each by what that run's sides computed.",
             f"The generator samples {chosen['slots']} completions at once where it is asynchronous, the whole batch of "
             f"{BATCH} where it is synchronous; synchronous runs use {chosen['sync_threads']} threads a side.",
+            f"The first {WARM_UP} steps of each run, in which processes start and the pipeline fills, do not count, "
+            "save for rewards and the time to them.",
             "Targets in the balanced case: idle below 3 % at the bottleneck and 8 % on both sides, 95 % of the ideal.",
             *(
                 [f"The services' word and the records differ in {mismatches} places: see mismatches."]

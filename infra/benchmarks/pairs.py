@@ -10,6 +10,7 @@ from typing import Any
 
 from contracts.messages import GeneratorReport, StepReport
 
+WARM_UP = 5  # first steps, left out: processes start, caches and the pipeline fill
 SMOOTHED = 5  # steps in the mean that counts as a reward that was reached
 LAST = 10  # steps at the end whose mean is a run's reward
 REACHED = 0.9  # of the reward that both runs of a pair reached
@@ -20,7 +21,7 @@ NORMAL_975 = 1.96
 
 @dataclass(frozen=True)
 class Measured:
-    """One run from its first training task to its last step."""
+    """One run: times and counts after the warm-up, rewards from the first step on."""
 
     steps: int
     rollouts: int  # trained
@@ -33,7 +34,8 @@ class Measured:
     staleness_max: int
     discarded: Mapping[str, int]  # rollouts by reason
     rewards: Sequence[float]  # mean of each step's batch
-    reached_at: Sequence[float]  # seconds at which each step was done
+    reached_at: Sequence[float]  # seconds from the first training task at which each step was done
+    summary_idle_ratios: Mapping[str, float]  # of learner and generators with the warm-up, as summary.json has them
     mismatches: Sequence[str]  # where the services' word and the records differ
 
     @property
@@ -64,27 +66,41 @@ class Measured:
         return slower / faster - 1.0
 
 
-def measured(
-    summary: Mapping[str, Any], steps: Sequence[StepReport], generators: Sequence[GeneratorReport]
-) -> Measured:
-    """A run's figures from its summary, and the reports of its steps and generators where it does not hold them."""
-    busy = sum(report.wall_seconds - report.idle_seconds for report in generators)
-    sampled = sum(report.rollouts for report in generators)
-    seconds, count, trained = summary["training_seconds"], summary["steps"], summary["rollouts_trained"]
+def measured(summary: Mapping[str, Any], steps: Sequence[StepReport], reports: Sequence[GeneratorReport]) -> Measured:
+    """A run's figures from its summary and all reports of its steps and generators; more than `WARM_UP` steps."""
+    begin, end = steps[WARM_UP - 1], steps[-1]
+    counted = steps[WARM_UP:]
+    seconds = end.wall_seconds - begin.wall_seconds
+    idle = end.idle_seconds - begin.idle_seconds
+    wall, unused, sampled = (
+        after - before for before, after in zip(_until(reports, begin.at_ns), _until(reports, end.at_ns), strict=True)
+    )
+    trained = sum(len(step.rollout_ids) for step in counted)
     return Measured(
-        steps=count,
+        steps=len(counted),
         rollouts=trained,
         seconds=seconds,
-        learner_idle_ratio=summary["learner_idle_ratio"],
-        generator_idle_ratio=summary["generator_idle_ratio"],
-        learner_step_seconds=(1.0 - summary["learner_idle_ratio"]) * seconds / count,
-        generator_step_seconds=busy / sampled * trained / count,
+        learner_idle_ratio=idle / seconds,
+        generator_idle_ratio=unused / wall,
+        learner_step_seconds=(seconds - idle) / len(counted),
+        generator_step_seconds=(wall - unused) / sampled * trained / len(counted),
         staleness_mean=summary["staleness_mean"],
         staleness_max=summary["staleness_max"],
         discarded=summary["rollouts_discarded"],
-        rewards=summary["reward_per_step"],
-        reached_at=[step.wall_seconds for step in steps[:count]],
+        rewards=summary["reward_per_step"][: len(steps)],
+        reached_at=[step.wall_seconds for step in steps],
+        summary_idle_ratios={side: summary[f"{side}_idle_ratio"] for side in ("learner", "generator")},
         mismatches=summary["mismatches"],
+    )
+
+
+def _until(reports: Sequence[GeneratorReport], at_ns: int) -> tuple[float, float, int]:
+    """Wall and idle seconds and rollouts of all generators, as they last reported them by then."""
+    last = {report.generator: report for report in reports if report.at_ns <= at_ns}.values()
+    return (
+        sum(report.wall_seconds for report in last),
+        sum(report.idle_seconds for report in last),
+        sum(report.rollouts for report in last),
     )
 
 

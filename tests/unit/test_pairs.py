@@ -12,6 +12,7 @@ import pytest
 
 from infra.benchmarks.async_sync import SIGMAS, figures_of, report_of
 from infra.benchmarks.pairs import (
+    WARM_UP,
     Measured,
     Pair,
     aggregate,
@@ -38,6 +39,7 @@ RUN = Measured(
     discarded={},
     rewards=[step / 20 for step in range(20)],
     reached_at=[float(step + 1) for step in range(20)],
+    summary_idle_ratios={},
     mismatches=[],
 )
 SLOW = replace(RUN, seconds=40.0, reached_at=[2.0 * at for at in RUN.reached_at], staleness_max=0, staleness_mean=0.0)
@@ -65,16 +67,38 @@ def test_the_bottleneck_is_the_side_that_computes_longer() -> None:
     assert replace(RUN, generator_step_seconds=1.0).bottleneck_idle_ratio == 0.2
 
 
-def test_surplus_rollouts_of_a_generator_do_not_count_as_cost_of_a_step() -> None:
-    steps = [step(version, [f"train-{version}.0", f"train-{version}.1"]) for version in range(1, 5)]
-    report = msgspec.structs.replace(generator("generator-1", wall=10.0, idle=4.0), rollouts=24)
-    summary = summarise([*((each, 0) for each in steps), (report, 0)])
-    run = measured(summary, steps, [report])
-    assert (run.steps, run.rollouts) == (4, 8)
-    assert run.generator_step_seconds == pytest.approx(6.0 / 24 * 2)
-    assert run.learner_step_seconds == pytest.approx((1 - run.learner_idle_ratio) * run.seconds / 4)
-    assert run.throughput == pytest.approx(8 / run.seconds)
-    assert run.reached_at == [each.wall_seconds for each in steps]
+def test_what_counts_is_what_came_after_the_warm_up() -> None:
+    steps = [
+        step(
+            version, [f"train-{version}.{index}" for index in range(2)], wall_seconds=wall, idle_seconds=idle, at_ns=at
+        )
+        for version, (wall, idle, at) in enumerate(
+            [
+                *((float(each), 1.0, each) for each in range(1, WARM_UP)),
+                (10.0, 4.0, 10),
+                (14.0, 5.0, 14),
+                (18.0, 5.0, 18),
+            ],
+            start=1,
+        )
+    ]
+    reports = [
+        msgspec.structs.replace(generator("generator-1", wall=wall, idle=idle), rollouts=rollouts, at_ns=at)
+        for wall, idle, rollouts, at in [
+            (9.0, 3.0, 20, 9),
+            (11.0, 3.5, 24, 11),
+            (17.0, 5.0, 44, 17),
+            (21.0, 9.0, 44, 21),
+        ]
+    ]
+    summary = summarise([*((each, 0) for each in steps), (reports[-1], 0)])
+    run = measured(summary, steps, reports)
+    assert (run.steps, run.rollouts, run.seconds) == (2, 4, 8.0)
+    assert run.learner_idle_ratio == pytest.approx(1.0 / 8.0)
+    assert run.learner_step_seconds == pytest.approx(7.0 / 2)
+    assert run.generator_idle_ratio == pytest.approx(2.0 / 8.0)  # the reports of 9 and 17 ns
+    assert run.generator_step_seconds == pytest.approx(6.0 / 24 * 2)  # surplus rollouts are no cost of a step
+    assert run.reached_at[-3:] == [10.0, 14.0, 18.0] and len(run.rewards) == WARM_UP + 2
 
 
 def test_a_reward_counts_when_its_mean_over_some_steps_does() -> None:
