@@ -96,7 +96,8 @@ class Connection:
     async def open(cls, settings: NatsSettings, name: str) -> Connection:
         """Connect within `settings.connect_timeout` seconds.
 
-        Raises `UserError` naming the address if nobody answers there or the credentials are refused.
+        Raises `UserError` naming the address if nobody answers there, the credentials are refused, or messages have to
+        be smaller than `SMALLEST_PAYLOAD`.
         """
         if settings.credentials is not None and not settings.credentials.is_file():
             raise UserError(f"nats.credentials: there is no file {settings.credentials}")
@@ -119,6 +120,12 @@ class Connection:
             except (NatsError, ValueError, ImportError) as error:
                 raise UserError(f"NATS server {settings.url}: {error}; check nats.url and nats.credentials") from None
             connection._refused = None
+            if connection.max_payload < SMALLEST_PAYLOAD:
+                await connection.close()
+                raise UserError(
+                    f"NATS server {settings.url}: its max_payload is {connection.max_payload} bytes, "
+                    f"Tailrace needs at least {SMALLEST_PAYLOAD}; raise it in the server's configuration"
+                )
             connection._watching = asyncio.create_task(connection._watch(), name="connection watch")
             return connection
         connection._closing = True

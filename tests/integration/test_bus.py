@@ -24,6 +24,7 @@ from contracts.tensors import Tensor
 from infra.blobs import BlobStore
 from infra.bootstrap import bootstrap
 from infra.bus import Bus, PublishFailed, QueueFull, Unavailable
+from infra.connection import SMALLEST_PAYLOAD
 from infra.errors import UserError
 from infra.server import EmbeddedServer
 from infra.settings import NatsSettings
@@ -347,6 +348,16 @@ async def test_an_unreachable_server_is_a_sentence() -> None:
         with pytest.raises(UserError) as error:
             await Bus.connect(settings, "test")
     assert url in str(error.value) and "0.5 s" in str(error.value) and "hush" not in str(error.value)
+
+
+async def test_a_server_for_tiny_messages_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    server = EmbeddedServer(tmp_path, max_payload=SMALLEST_PAYLOAD - 1)
+    server.start()
+    try:
+        with pytest.raises(UserError, match=r"its max_payload is 65535 bytes, .* raise it"):
+            await Bus.connect(server.settings, "test")
+    finally:
+        server.stop()
 
 
 async def test_refused_credentials_are_a_sentence_at_once(server: EmbeddedServer) -> None:
