@@ -11,7 +11,8 @@ from contracts import subjects
 from contracts.messages import GeneratorReport
 from infra.service import Service
 from learner.fleet import Fleet
-from learner.intake import Drop, Intake, TrainingGroup
+from learner.groups import Drop, TrainingGroup
+from learner.intake import Intake
 from learner.load import Load
 from learner.settings import LearnerSettings
 from learner.stopwatch import Stopwatch

@@ -6,60 +6,13 @@ Pure: the service feeds it messages and the clock, publishes what it returns, an
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from contracts.messages import PolicyRef, Reason, Rollout
 from learner.fairness import stragglers
 from learner.gate import AdmissionGate, Outstanding, training_id, training_index
+from learner.groups import Arrival, Drop, Group, TrainingGroup
 from learner.lineage import Lineage
-
-
-@dataclass(frozen=True)
-class Drop:
-    """Rollouts that will not be trained on; published as `Discard`."""
-
-    task_id: str
-    rollout_ids: tuple[str, ...]
-    reason: Reason
-    detail: str
-
-
-@dataclass(frozen=True)
-class Arrival:
-    """A rollout with its sequence in the stream."""
-
-    rollout: Rollout
-    sequence: int
-
-
-@dataclass
-class Group:
-    """The rollouts of one task so far."""
-
-    task_id: str
-    size: int  # rollouts that can still be expected in all
-    first_at: float  # when the first rollout arrived, seconds of the caller's clock
-    arrivals: dict[int, Arrival] = field(default_factory=dict)  # by index in the group
-
-
-@dataclass(frozen=True)
-class TrainingGroup:
-    """Rollouts of one prompt that enter a batch together: at least two, all scored, none too stale."""
-
-    task_id: str
-    rollouts: tuple[Rollout, ...]
-    staleness: tuple[int, ...]  # per rollout, versions
-
-    @property
-    def rewards(self) -> tuple[float, ...]:
-        """Per rollout."""
-        return tuple(rollout.reward for rollout in self.rollouts if rollout.reward is not None)
-
-    @property
-    def zero_advantage(self) -> bool:
-        """All rewards are equal: the group counts towards the batch and gives no gradient."""
-        return len(set(self.rewards)) == 1
 
 
 class Intake:
@@ -182,12 +135,12 @@ class Intake:
                 drops += self._close(group, f"{len(group.arrivals)} usable rollouts")
             else:
                 usable.append(group)
-        usable.sort(key=lambda group: (self._oldest(group), self.gate.outstanding[group.task_id].index))
+        usable.sort(key=lambda group: (group.oldest, self.gate.outstanding[group.task_id].index))
         chosen = usable[: self.gate.groups_per_step]
         self.stragglers = []
         if len(chosen) < self.gate.groups_per_step:
             return None, drops
-        self.stragglers = self._await(self._oldest(chosen[-1]), version, now, in_hand or {})
+        self.stragglers = self._await(chosen[-1].oldest, version, now, in_hand or {})
         if self.stragglers:
             return None, drops
         batch = [self._training_group(group, version) for group in chosen]
@@ -201,9 +154,6 @@ class Intake:
         self._forget()
         return batch, drops
 
-    def _oldest(self, group: Group) -> int:
-        return min(arrival.rollout.oldest.version for arrival in group.arrivals.values())
-
     def _await(self, newest: int, version: int, now: float, in_hand: Mapping[str, int]) -> list[str]:
         """Tasks that the step from `version` waits for; `newest` is the newest version that its batch begins with."""
         begun = {}
@@ -215,7 +165,7 @@ class Intake:
             if group is None or not group.arrivals:
                 begun[task] = floor
             elif group not in self.ready:
-                begun[task] = self._oldest(group)
+                begun[task] = group.oldest
         return stragglers(begun, newest, version, bound=self.max_staleness, per_step=self.gate.groups_per_step)
 
     def hold(self, now: float) -> None:

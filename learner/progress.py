@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contracts.messages import Reason
-from learner.intake import Drop
+from learner.groups import Drop
 
 HOPELESS = (Reason.TASK_EXPIRED, Reason.OVER_BUDGET, Reason.UNSCORED, Reason.FOREIGN_TOKENS)
 

@@ -6,7 +6,7 @@ import time
 
 from contracts.messages import Discard, PolicyRef, StepReport
 from infra import instruments
-from learner.intake import Drop, TrainingGroup
+from learner.groups import Drop, TrainingGroup
 from learner.settings import LearnerSettings
 from learner.stopwatch import Stopwatch
 from learner.trainer import StepStats

@@ -29,7 +29,8 @@ from learner.checkpoints import Checkpoints
 from learner.evaluation import evaluate
 from learner.followers import ranks_of
 from learner.gate import AdmissionGate
-from learner.intake import Drop, Intake, TrainingGroup
+from learner.groups import Drop, TrainingGroup
+from learner.intake import Intake
 from learner.lineage import Lineage
 from learner.packing import Sample, sample_of
 from learner.progress import Progress

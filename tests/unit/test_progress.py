@@ -1,7 +1,7 @@
 """A run that loses every prompt ends with the reason; one that loses some goes on."""
 
 from contracts.messages import Reason
-from learner.intake import Drop
+from learner.groups import Drop
 from learner.progress import Progress
 
 
