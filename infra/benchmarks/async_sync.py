@@ -98,19 +98,18 @@ class Bench:
 
     async def balance(self) -> dict[str, Any]:
         """How many completions to sample at once so that both sides compute for as long, and synchronous threads."""
-        costs, learner = {}, 0.0
+        costs = {}  # in seconds of the learner beside it: what else the machine does slows both
         for slots in (BATCH, FEW_SLOTS):
             what = f"balancing, {slots} slots"
             run = await self._short(what, {**ASYNCHRONOUS, "generator.max_requests": slots})
-            costs[slots], learner = run.generator_step_seconds, max(learner, run.learner_step_seconds)
-        slots = balanced_slots(costs, learner, group=GROUP, most=BATCH)
+            costs[slots] = run.generator_step_seconds / run.learner_step_seconds
+        slots = balanced_slots(costs, 1.0, group=GROUP, most=BATCH)
         rates = {
             count: (await self._short(f"synchronous, {count} threads", {**SYNCHRONOUS, **threads(count)})).throughput
             for count in (1, 2)
         }
         return {
-            "generator_seconds_by_slots": costs,
-            "learner_seconds": learner,
+            "generator_over_learner_seconds_by_slots": costs,
             "slots": slots,
             "sync_rollouts_per_second_by_threads": rates,
             "sync_threads": max(rates, key=lambda count: rates[count]),

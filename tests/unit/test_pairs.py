@@ -151,7 +151,7 @@ def test_means_over_pairs_have_the_names_that_were_promised() -> None:
         (5.0, 16),  # one group at least
     ],
 )
-def test_the_slots_make_sampling_take_as_long_as_wanted(wanted: float, slots: int) -> None:
+def test_the_slots_make_sampling_cost_what_is_wanted(wanted: float, slots: int) -> None:
     assert balanced_slots({256: 0.3, 32: 1.0}, wanted, group=16, most=256) == slots
 
 
@@ -161,7 +161,7 @@ def test_slots_that_make_no_difference_are_left_at_most() -> None:
 
 def test_the_report_can_be_written_and_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pairs = [Pair(sigma, seed, RUN, SLOW) for seed in (1, 2) for sigma in SIGMAS]
-    chosen = {"slots": 64, "sync_threads": 2, "generator_seconds_by_slots": {256: 0.5, 32: 0.6}}
+    chosen = {"slots": 64, "sync_threads": 2, "generator_over_learner_seconds_by_slots": {256: 0.5, 32: 0.6}}
     publish(report_of(figures_of(pairs, chosen, 0.05), chosen), json_file=tmp_path / "found.json", plot_file=None)
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["throughput_ratio"] == found["by_sigma"]["1"]["throughput_ratio"] == 2.0
