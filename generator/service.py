@@ -155,7 +155,7 @@ class Generator:
         except EngineError as error:
             log.error("policy not loaded", version=version.policy.version, error=str(error))
             return False
-        except (BlobError, InvalidMessage, Unavailable) as error:
+        except (BlobError, InvalidMessage, QueueFull, Unavailable) as error:
             log.error("policy not loaded", version=version.policy.version, error=str(error))
             with contextlib.suppress(Unavailable, QueueFull):
                 await self.policies.ask_for_whole(version.policy)

@@ -42,7 +42,8 @@ class Mirror:
 
         So what an earlier call returned must not be in use any more. Falls back to the keyframe with all patches, and
         to the whole weights. Raises as `BlobStore.get`, or `InvalidMessage` if the bytes are not what was announced;
-        the next call then starts from nothing. While it reads, `collect` leaves alone what it needs.
+        the next call then starts from nothing. While it reads, `collect` leaves alone what it needs; `QueueFull` where
+        it has no room to say so.
         """
         held, self._held = self._held, None
         ways = routes(version, held[0] if held else None)

@@ -13,7 +13,7 @@ from contracts.subjects import KV_LEASES, LEASE_TTL, POLICY_PUBLISHED
 from infra.blobs import BlobStore
 from infra.bus import Bus
 from infra.chains import blobs_of
-from infra.connection import Unavailable
+from infra.connection import QueueFull, Unavailable
 
 
 class Retention:
@@ -31,14 +31,15 @@ class Retention:
     async def reading(self, digest: str) -> AsyncIterator[None]:
         """While inside, `collect` spares the blob of this digest and, where it names a policy, all its chain needs.
 
-        Holds a key that says so and expires by itself, renewed for as long as the reading takes.
+        Holds a key that says so and expires by itself, renewed for as long as the reading takes. Raises `QueueFull` or
+        `Unavailable` where the key cannot be set.
         """
         key = f"{self._readers}.{digest}.{secrets.token_hex(8)}"
 
         async def renew() -> None:
             while True:
                 await asyncio.sleep(LEASE_TTL / 3)
-                with contextlib.suppress(Unavailable):
+                with contextlib.suppress(Unavailable, QueueFull):  # or else a third of the time later
                     await self._bus.put(key, b"", bucket=KV_LEASES)
 
         await self._bus.put(key, b"", bucket=KV_LEASES)

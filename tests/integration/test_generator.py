@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
 
 import pytest
 import torch
 
 from contracts.messages import PolicyRef
+from contracts.subjects import KV_LEASES
 from generator.engines import EngineError
 from generator.engines.torch_engine import TorchEngine
 from generator.service import Generator
@@ -20,6 +23,7 @@ from infra.policies import PolicyStore
 from infra.sandbox import Limits, Sandbox
 from infra.service import Service
 from infra.settings import RunSettings, Settings
+from tests.integration.test_publisher import limited
 
 
 class Failing(TorchEngine):
@@ -34,38 +38,61 @@ class Failing(TorchEngine):
         return await super().load(policy, weights)
 
 
-async def test_a_policy_that_an_engine_failed_to_load_is_tried_again(
-    bus: Bus, run: str, monkeypatch: pytest.MonkeyPatch
+async def publish(store: PolicyStore, folder: Path, version: int) -> None:
+    """The model's own weights, under another version each time."""
+    model = models.load_model(folder, dtype=torch.bfloat16, device=torch.device("cpu"))
+    data, tensors = weights.pack(model.state_dict())
+    bundle = await store.put_bundle(models.bundle(folder))
+    await store.publish(generation=1, version=version, data=data, tensors=tensors, bundle=bundle, parent=None)
+
+
+@asynccontextmanager
+async def following(bus: Bus, run: str, engine_type: type[TorchEngine], folder: Path) -> AsyncIterator[Generator]:
+    """A generator that follows policies and takes no tasks."""
+    settings, tokenizer = GeneratorSettings(), models.load_tokenizer(folder)
+    model = models.load_model(folder, dtype=torch.bfloat16, device=torch.device("cpu"))
+    engine = engine_type(model, tokenizer, max_requests=settings.max_requests)
+    grader = Grader(Sandbox(1, Limits()), 1.0)  # never started: nothing is graded
+    service = Service("generator", "generator-1", Settings(run=RunSettings(name=run)), bus, asyncio.Event())
+    store = PolicyStore(bus, run)
+    generator = Generator(service, settings, store, engine, tokenizer, grader, {})
+    async with aclosing(store.follow("generator-1")) as versions:
+        task = asyncio.create_task(generator.follow(await anext(versions), versions))
+        try:
+            yield generator
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+            await engine.close()
+    assert task.cancelled(), task.exception()
+
+
+async def until_loaded(generator: Generator, version: int) -> None:
+    def has() -> bool:
+        return generator.engine.policy is not None and generator.engine.policy.version == version
+
+    async with asyncio.timeout(20), generator.loaded:
+        await generator.loaded.wait_for(has)
+
+
+@pytest.mark.parametrize("case", ["the engine fails", "the bucket for readers is full"])
+async def test_a_policy_that_could_not_be_loaded_is_tried_again(
+    bus: Bus, run: str, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
     """No newer one may ever come: the learner may wait for what is to be sampled with this one."""
     monkeypatch.setattr("generator.service.POLICY_RETRY_SECONDS", 0.05)
-    folder = models.resolve("tiny")
-    model = models.load_model(folder, dtype=torch.bfloat16, device=torch.device("cpu"))
-    data, tensors = weights.pack(model.state_dict())
-    learner, store = PolicyStore(bus, run), PolicyStore(bus, run)
-
-    async def publish(version: int) -> None:
-        bundle = await learner.put_bundle(models.bundle(folder))
-        await learner.publish(
-            generation=1, version=version, data=data, tensors=tensors, bundle=bundle, parent=None
-        )  # fmt: skip
-
-    settings = GeneratorSettings()
-    tokenizer = models.load_tokenizer(folder)
-    engine = Failing(model, tokenizer, max_requests=settings.max_requests)
-    grader = Grader(Sandbox(1, Limits()), 1.0)  # never started: nothing is graded
-    service = Service("generator", "generator-1", Settings(run=RunSettings(name=run)), bus, asyncio.Event())
-    generator = Generator(service, settings, store, engine, tokenizer, grader, {})
-    await publish(0)
-    async with aclosing(store.follow("generator-1")) as versions:
-        following = asyncio.create_task(generator.follow(await anext(versions), versions))
-        try:
-            async with asyncio.timeout(20), generator.loaded:
-                await generator.loaded.wait_for(lambda: engine.policy is not None)
-                await publish(1)
-                await generator.loaded.wait_for(lambda: engine.policy is not None and engine.policy.version == 1)
-            assert engine.failed
-        finally:
-            following.cancel()
-            await asyncio.wait({following})
-            await engine.close()
+    folder, learner = models.resolve("tiny"), PolicyStore(bus, run)
+    await publish(learner, folder, 0)
+    failing = case == "the engine fails"
+    async with following(bus, run, Failing if failing else TorchEngine, folder) as generator:
+        await until_loaded(generator, 0)
+        if failing:
+            await publish(learner, folder, 1)
+        else:
+            bucket = f"KV_{KV_LEASES}"
+            used = (await bus.stream_info(bucket)).state.bytes
+            async with limited(bus, bucket, max_bytes=used + 10, discard="new"):
+                await publish(learner, folder, 1)
+                await asyncio.sleep(0.5)
+                assert generator.engine.policy is not None and generator.engine.policy.version == 0
+        await until_loaded(generator, 1)
