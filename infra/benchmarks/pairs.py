@@ -180,8 +180,9 @@ def aggregate(pairs: Sequence[Pair]) -> dict[str, Any]:
 def balanced_slots(costs: Mapping[int, float], wanted: float, *, group: int, most: int) -> int:
     """How many completions a generator samples at once so that a batch costs it `wanted`.
 
-    `costs` has the cost of a batch, in any unit, at two numbers of slots. A batch takes rounds, of a part that grows with the
-    slots and one that does not: a + b / slots. The answer is a multiple of `group`, between one group and `most`.
+    `costs` has the cost of a batch, in any unit, at two numbers of slots. A batch takes rounds, of a part that grows
+    with the slots and one that does not: a + b / slots. The answer is a multiple of `group`, between one group and
+    `most`.
     """
     (few, slow), (many, fast) = sorted(costs.items())
     b = (slow - fast) / (1 / few - 1 / many)
