@@ -27,18 +27,18 @@ GROUPS, GROUP = 32, 8
 BATCH = GROUPS * GROUP
 WIDTH = 384  # of the model: computing outweighs what a rollout costs besides
 FEW_SLOTS = 4 * GROUP  # beside the whole batch, the other point at which sampling is timed
-CALIBRATION_STEPS = WARM_UP + 6
+CALIBRATION_STEPS = WARM_UP + 4
 RUN_SECONDS = 240.0  # longest time for one run
 
 SETTINGS: dict[str, Value] = {
     "service.heartbeat_seconds": 0.5,
     "learner.groups_per_step": GROUPS,
     "learner.group_size": GROUP,
-    "learner.minibatches": 2,
+    "learner.minibatches": 1,
     "learner.precision": "fp32",
     "learner.token_budget": 16384,
     "learner.objective.eps_clip": 0.1,
-    "learner.optimizer.learning_rate": 6e-5,  # learns until about the last of 50 steps
+    "learner.optimizer.learning_rate": 1e-4,  # learns until about the last of 50 steps
     "learner.optimizer.beta2": 0.999,
     "learner.sampling.max_tokens": 6,
     "learner.sampling.stop": [],
