@@ -59,7 +59,8 @@ class Worker:
     """The model, or this rank's shards of it, and AdamW on them.
 
     Master weights and moments are fp32; with `precision = "bf16"` the forward pass runs under autocast, which rounds
-    the matrices exactly as publication does. With a mesh, FSDP2 shards every parameter over its ranks: each decoder
+    the matrices exactly as publication does; adapters it rounds one by one, publication their sum with the matrix, and
+    the difference shows in `mismatch_kl`. With a mesh, FSDP2 shards every parameter over its ranks: each decoder
     layer is gathered when it computes, and its gradient is summed over the ranks, not averaged, because the weights of
     samples are those of the whole minibatch already.
     """
