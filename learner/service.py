@@ -132,8 +132,7 @@ class Learner:
         await learner.publisher.start(models.bundle(folder))
         weights = await thread.run(trainer.weights)
         if checkpoint is None:
-            digest = await asyncio.to_thread(lambda: hashlib.sha256(weights[0]).hexdigest())  # seconds for a large model
-            await learner._check_start(digest)
+            await learner._check_start(await asyncio.to_thread(lambda: hashlib.sha256(weights[0]).hexdigest()))
         await learner.publisher.publish(weights, trainer.version)
         service.ready(f"version {trainer.version}, generation {generation}")
         return learner
