@@ -14,6 +14,8 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
+import msgspec
+
 from contracts import messages as m
 from infra.measures import age, covered, paired_interval, survives
 
@@ -67,7 +69,9 @@ class Summary:
             case m.Rollout():
                 self._add_rollout(message, stored_ns)
             case m.PolicyVersion():
-                self.policies.setdefault(message.policy, (message, stored_ns))
+                # Without what each repeats of the ones before: there may be thousands.
+                own = msgspec.structs.replace(message, tensors=[], patches=message.patches[-1:])
+                self.policies.setdefault(message.policy, (own, stored_ns))
             case m.StepReport():
                 self.steps.setdefault(message.policy, (message, stored_ns))
             case m.Discard():
