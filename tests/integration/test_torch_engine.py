@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from contracts.messages import Finish, PolicyRef, Sampling
+from generator.engines import torch_engine
 from generator.engines.base import (
     EngineError,
     EngineFull,
@@ -71,6 +72,12 @@ class Subject:
         logits = self.reference(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
         full = distribution_logprobs(logits, sampling.temperature, sampling.top_p, sampling.top_k)
         return full.gather(1, torch.tensor(tokens)[:, None])[:, 0].tolist()
+
+
+@pytest.fixture(autouse=True)
+def every_step_is_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test does after the first token happens in mid-group: a tiny model ends a group within one delivery."""
+    monkeypatch.setattr(torch_engine, "DELIVER_SECONDS", 0.0)
 
 
 @pytest.fixture(scope="module")
