@@ -42,6 +42,7 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 POLICY_RETRY_SECONDS = 5.0  # before a policy that could not be read or loaded is tried again
+STUCK_SECONDS = 60.0  # a generator that has failed to load for so long leaves its tasks to others
 TURNS = {Purpose.EVAL: 0.01, Purpose.TRAIN: 0.1}  # seconds in turn for which a task of each purpose is waited for
 AHEAD = 4  # an engine has no pause between groups with one in so many of its slots promised twice
 RETRY_SECONDS = 1.0  # before another generator, or this one, takes a task whose sampling failed
@@ -121,7 +122,8 @@ class Generator:
         self.tokenizer = tokenizer
         self.grader = grader
         self.environments = environments
-        self.loaded = asyncio.Condition()  # notified after each load
+        self.loaded = asyncio.Condition()  # notified after each load, and each attempt at one
+        self.failing_since: float | None = None  # monotonic time since when no policy could be loaded
         self.freed = asyncio.Event()  # set for a moment when `sampling` has become less
         self.sampling = 0  # completions promised to the engine and not yet finished
         self.group_sizes: dict[str, int] = {}  # by purpose, of the last task: how many slots the next one will take
@@ -138,6 +140,9 @@ class Generator:
         try:
             while True:
                 loaded = await self._try(version)
+                self.failing_since = None if loaded else self.failing_since or time.monotonic()
+                async with self.loaded:
+                    self.loaded.notify_all()
                 done, _ = await asyncio.wait({waiting}, timeout=None if loaded else POLICY_RETRY_SECONDS)
                 if done:
                     version, waiting = waiting.result(), asyncio.ensure_future(anext(versions))
@@ -169,8 +174,8 @@ class Generator:
         self._tell_readiness()
 
     def _tell_readiness(self) -> None:
-        """Ready is a generator with a policy and an engine that can sample at present."""
-        health, unable, policy = self.service.health, self.engine.unable, self.engine.policy
+        """Ready is a generator with a policy that can take tasks at present."""
+        health, unable, policy = self.service.health, self._unable, self.engine.policy
         if self.service.stopping.is_set():
             return
         if unable is not None and health.detail != unable:
@@ -182,8 +187,6 @@ class Generator:
         """Fetch, verify and swap in one policy."""
         got = await self.mirror.bring_to(version)
         await self.engine.load(version.policy, weights.unpack(got.data, version.tensors))
-        async with self.loaded:
-            self.loaded.notify_all()
         seconds = (time.time_ns() - version.published_ns) / 1e9
         instruments.weights(got.fetched, "load")
         instruments.weights_applied(seconds)
@@ -194,15 +197,28 @@ class Generator:
         return policy is not None and (policy.generation, policy.version) >= (task.generation, task.min_version)
 
     async def _wait_for_policy(self, task: Task) -> None:
-        """Return when the engine holds a policy the task allows.
+        """Return when the engine holds a policy the task allows; give it back where this generator cannot load any.
 
-        Without a limit: that none comes, as while the learner is down, is not the task's fault. It is kept alive
-        meanwhile, and given back when the service stops.
+        Otherwise without a limit: that none comes, as while the learner is down, is not the task's fault. It is kept
+        alive meanwhile, and given back when the service stops.
         """
         if not self._has(task):
             log.info("waiting for the policy of a task", task=task.id, needed=task.min_version)
         async with self.loaded:
-            await self.loaded.wait_for(lambda: self._has(task))
+            await self.loaded.wait_for(lambda: self._has(task) or self._stuck)
+        if not self._has(task):
+            log.error("no policy can be loaded, the task goes back", task=task.id, needed=task.min_version)
+            raise Retry(RETRY_SECONDS)
+
+    @property
+    def _stuck(self) -> bool:
+        """Whether others should do the tasks: what this generator holds may be all that the learner waits for."""
+        return self.failing_since is not None and time.monotonic() - self.failing_since > STUCK_SECONDS
+
+    @property
+    def _unable(self) -> str | None:
+        """Why no task can be taken at present, or None."""
+        return self.engine.unable or ("no newer policy can be loaded" if self._stuck else None)
 
     # -- tasks in, rollouts out ----------------------------------------------------------------------------------
 
@@ -234,7 +250,7 @@ class Generator:
 
     def _slots(self, purpose: str) -> int:
         """Tasks to take now: what the engine can begin with, and a little that is ready when it can begin with more."""
-        if self.engine.unable is not None:
+        if self._unable is not None:
             return 0
         ahead = max(self.settings.max_requests // AHEAD, self.group_sizes.get(purpose, 0))
         free = max(self.settings.max_requests + ahead - self.sampling, 0)

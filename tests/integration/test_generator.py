@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from contracts.messages import PolicyRef
+from contracts.messages import PolicyRef, Purpose, Sampling, Task
 from contracts.subjects import KV_LEASES
 from generator.engines import EngineError
 from generator.engines.torch_engine import TorchEngine
@@ -23,17 +23,18 @@ from infra.policies import PolicyStore
 from infra.sandbox import Limits, Sandbox
 from infra.service import Service
 from infra.settings import RunSettings, Settings
+from infra.work import Retry
 from tests.integration.test_publisher import limited
 
 
 class Failing(TorchEngine):
-    """An engine that fails at the first load of version 1, as one does that has to be started again."""
+    """An engine that fails at loads of version 1, as one does that has to be started again."""
 
-    failed = False
+    failures = 1  # still to come
 
     async def load(self, policy: PolicyRef, weights: dict[str, torch.Tensor]) -> float:
-        if policy.version == 1 and not self.failed:
-            self.failed = True
+        if policy.version == 1 and self.failures:
+            self.failures -= 1
             raise EngineError("the engine was stopped")
         return await super().load(policy, weights)
 
@@ -96,3 +97,32 @@ async def test_a_policy_that_could_not_be_loaded_is_tried_again(
                 await asyncio.sleep(0.5)
                 assert generator.engine.policy is not None and generator.engine.policy.version == 0
         await until_loaded(generator, 1)
+
+
+async def test_a_generator_that_can_load_nothing_leaves_its_tasks_to_others(
+    bus: Bus, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it holds may be all that the learner waits for."""
+    monkeypatch.setattr("generator.service.POLICY_RETRY_SECONDS", 0.05)
+    monkeypatch.setattr("generator.service.STUCK_SECONDS", 0.3)
+    folder, learner = models.resolve("tiny"), PolicyStore(bus, run)
+    await publish(learner, folder, 0)
+    task = Task(
+        id="train-0", run=run, purpose=Purpose.TRAIN, environment="reverse-text", seed=1, group_size=2,
+        sampling=Sampling(max_tokens=2), generation=1, min_version=1,
+    )  # fmt: skip
+    async with following(bus, run, Failing, folder) as generator:
+        assert isinstance(generator.engine, Failing)
+        generator.engine.failures = 1 << 30
+        await until_loaded(generator, 0)
+        assert generator._slots(Purpose.TRAIN) > 0
+        waiting = asyncio.create_task(generator._wait_for_policy(task))
+        await asyncio.sleep(0.5)
+        assert not waiting.done(), "that there is no policy yet is nobody's fault"
+        await publish(learner, folder, 1)
+        with pytest.raises(Retry):
+            await asyncio.wait_for(waiting, 20)
+        assert generator._slots(Purpose.TRAIN) == 0
+        generator.engine.failures = 0
+        await until_loaded(generator, 1)
+        assert generator._slots(Purpose.TRAIN) > 0
