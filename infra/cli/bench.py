@@ -38,3 +38,6 @@ app = typer.Typer(cls=Benchmarks, no_args_is_help=True)
 @app.callback()
 def bench() -> None:
     """Measure this machine: every benchmark prints a table; --json and --plot write it to files as well."""
+    from infra.telemetry import setup_logging
+
+    setup_logging("warning", {})  # between the progress lines only what a person has to know

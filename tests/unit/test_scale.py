@@ -55,12 +55,12 @@ def test_the_age_of_a_task_counts_once_for_its_group() -> None:
         for task in range(2)
         for index in range(2)
     ]
-    steps = [step(1, [each.id for each in rollouts])]
+    steps = [step(1, [each.id for each in rollouts], seconds={"wait_for_stragglers": 2.5})]
     records = [*((each, 0) for each in rollouts), (steps[0], 0)]
     summary = summarise([*records, (generator("simulated-1", wall=10.0, idle=5.0), 0)])
-    found = measured(4, summary, rollouts)
+    found = measured(4, summary, rollouts, steps)
     assert (found.queue_age_mean, found.queue_age_p95) == (2.0, 3.0)
-    assert found.generator_idle_ratio == 0.5
+    assert found.generator_idle_ratio == 0.5 and found.straggler_ratio == 0.25
     assert found.steps_per_second == pytest.approx(1 / summary["training_seconds"])
 
 
@@ -80,6 +80,7 @@ def test_the_rule_and_the_fleets_are_in_the_figures() -> None:
     fleet = Measured(
         generators=4,
         learner_idle_ratio=0.5,
+        straggler_ratio=0.0,
         generator_idle_ratio=0.0,
         staleness_mean=1.0,
         staleness_max=2,
