@@ -3,12 +3,16 @@
 The same code, machine, model, tasks and seeds, in turn: asynchronous with staleness up to 4, synchronous with staleness
 0. Every rollout waits for a simulated tool between sampling and scoring. A server, a learner and a generator run as
 processes; the figures come from their records on the bus, as those of every run do.
+
+Two kinds of runs. How the sides spend their time is measured under a steady load, where a step costs the same from the
+first to the last: with next to no learning rate. What is learned is measured by learning, where it does not: groups of
+equal rewards, few in the middle of the way and most at its end, cost the learner nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +21,15 @@ import typer
 from contracts import subjects
 from contracts.messages import GeneratorReport
 from infra.benchmarks.cluster import Cluster, Value, cluster
-from infra.benchmarks.pairs import WARM_UP, Measured, Pair, aggregate, balanced_slots, measured
+from infra.benchmarks.pairs import (
+    WARM_UP,
+    Measured,
+    Pair,
+    balanced_slots,
+    learning_of,
+    load_of,
+    measured,
+)
 from infra.benchmarks.report import Chart, JsonFile, PlotFile, Report, progress, publish
 from infra.cli.interrupts import run_to_end
 
@@ -26,8 +38,10 @@ STALENESS = 4
 GROUPS, GROUP = 32, 8
 BATCH = GROUPS * GROUP
 WIDTH = 384  # of the model: computing outweighs what a rollout costs besides
-FEW_SLOTS = 4 * GROUP  # beside the whole batch, the other point at which sampling is timed
-CALIBRATION_STEPS = WARM_UP + 4
+FEW_SLOTS = 8 * GROUP  # beside the whole batch, the other point at which sampling is timed
+CALIBRATION_STEPS = WARM_UP + 10
+LOAD_STEPS = WARM_UP + 20
+LEARNING_SIGMA = 1.0  # of the tool in runs that learn
 RUN_SECONDS = 240.0  # longest time for one run
 
 SETTINGS: dict[str, Value] = {
@@ -38,12 +52,13 @@ SETTINGS: dict[str, Value] = {
     "learner.precision": "fp32",
     "learner.token_budget": 16384,
     "learner.objective.eps_clip": 0.1,
-    "learner.optimizer.learning_rate": 1e-4,  # learns until about the last of 50 steps
     "learner.optimizer.beta2": 0.999,
     "learner.sampling.max_tokens": 6,
     "learner.sampling.stop": [],
     "generator.precision": "fp32",
 }
+STEADY: dict[str, Value] = {"learner.optimizer.learning_rate": 1e-9}
+LEARNING: dict[str, Value] = {"learner.optimizer.learning_rate": 1e-4}
 
 
 def threads(count: int) -> dict[str, Value]:
@@ -116,53 +131,73 @@ class Bench:
         }
 
     async def _short(self, what: str, settings: Mapping[str, Value]) -> Measured:
-        return await self.run(what, settings, sigma=SIGMAS[0], seed=1, steps=CALIBRATION_STEPS)
+        return await self.run(what, {**STEADY, **settings}, sigma=SIGMAS[0], seed=1, steps=CALIBRATION_STEPS)
+
+    async def pair(self, modes: Mapping[str, Mapping[str, Value]], *, sigma: float, seed: int, steps: int) -> Pair:
+        """An asynchronous and a synchronous run, one after the other."""
+        free, barred = [
+            await self.run(f"σ {sigma:g}, seed {seed}, {name}", settings, sigma=sigma, seed=seed, steps=steps)
+            for name, settings in modes.items()
+        ]
+        return Pair(sigma, seed, free, barred)
 
 
-async def measure(seeds: int, steps: int, tool_seconds: float) -> tuple[list[Pair], dict[str, Any]]:
-    """All pairs, in turn, and what the calibration chose."""
+@dataclass(frozen=True)
+class Found:
+    """All runs, and what the calibration chose."""
+
+    load: list[Pair]
+    learning: list[Pair]
+    chosen: dict[str, Any]
+
+
+async def measure(seeds: int, steps: int, tool_seconds: float) -> Found:
+    """All pairs, in turn."""
     async with cluster() as machine:
         bench = Bench(machine, tool_seconds)
         chosen = await bench.balance()
         progress(
             f"{chosen['slots']} slots for asynchronous runs, {chosen['sync_threads']} threads for synchronous ones"
         )
-        asynchronous = {**ASYNCHRONOUS, "generator.max_requests": chosen["slots"]}
-        synchronous = {**SYNCHRONOUS, **threads(chosen["sync_threads"])}
-        pairs = []
+        modes: dict[str, dict[str, Value]] = {
+            "asynchronous": {**ASYNCHRONOUS, "generator.max_requests": chosen["slots"]},
+            "synchronous": {**SYNCHRONOUS, **threads(chosen["sync_threads"])},
+        }
+        steady, learning = ({name: {**mode, **rate} for name, mode in modes.items()} for rate in (STEADY, LEARNING))
+        found = Found([], [], chosen)
         for seed in range(1, seeds + 1):
             for sigma in SIGMAS:
-                where = f"σ {sigma:g}, seed {seed}"
-                free = await bench.run(f"{where}, asynchronous", asynchronous, sigma=sigma, seed=seed, steps=steps)
-                barred = await bench.run(f"{where}, synchronous", synchronous, sigma=sigma, seed=seed, steps=steps)
-                pairs.append(Pair(sigma, seed, free, barred))
-    return pairs, chosen
+                found.load.append(await bench.pair(steady, sigma=sigma, seed=seed, steps=LOAD_STEPS))
+            progress(f"learning, {steps} steps")
+            found.learning.append(await bench.pair(learning, sigma=LEARNING_SIGMA, seed=seed, steps=steps))
+    return found
 
 
-def figures_of(pairs: Sequence[Pair], chosen: Mapping[str, Any], tool_seconds: float) -> dict[str, Any]:
-    """Everything that was found. The top level holds means over all pairs, `by_sigma` those of each σ."""
+def figures_of(found: Found, tool_seconds: float) -> dict[str, Any]:
+    """Everything that was found. The top level holds means over all pairs, `by_sigma` the load at each σ."""
     return {
-        **aggregate(pairs),
-        "by_sigma": {f"{sigma:g}": aggregate([pair for pair in pairs if pair.sigma == sigma]) for sigma in SIGMAS},
-        "pairs": [
+        **load_of(found.load),
+        **learning_of(found.learning),
+        "by_sigma": {f"{sigma:g}": load_of([pair for pair in found.load if pair.sigma == sigma]) for sigma in SIGMAS},
+        "load_pairs": [asdict(pair) for pair in found.load],
+        "learning_pairs": [
             asdict(pair)
             | {
-                "throughput_ratio": pair.asynchronous.throughput / pair.synchronous.throughput,
                 "time_to_reward_ratio": pair.time_to_reward_ratio,
                 "target_reward": pair.target_reward,
                 "reward_gap": pair.reward_gap,
             }
-            for pair in pairs
+            for pair in found.learning
         ],
         "tool_seconds": tool_seconds,
         "staleness_bound": STALENESS,
-        "calibration": dict(chosen),
+        "calibration": found.chosen,
     }
 
 
 def async_sync_benchmark(
     seeds: Annotated[int, typer.Option(min=1, help="Pairs of runs for each σ.")] = 3,
-    steps: Annotated[int, typer.Option(min=2 * WARM_UP, help="Steps of each run.")] = 50,
+    steps: Annotated[int, typer.Option(min=2 * WARM_UP, help="Steps of the runs that learn.")] = 60,
     tool_seconds: Annotated[float, typer.Option(min=0.001, max=10.0, help="Median latency of the tool.")] = 0.05,
     json_file: JsonFile = None,
     plot_file: PlotFile = None,
@@ -172,23 +207,21 @@ def async_sync_benchmark(
     The sides are balanced first, by how many completions the generator samples at once. Synchronous runs get the number
     of threads they do best with. Wants a machine that does nothing else: two cores are what the sides share.
     """
-    pairs, chosen = run_to_end(measure(seeds, steps, tool_seconds))
-    figures = figures_of(pairs, chosen, tool_seconds)
-    publish(report_of(figures, chosen), json_file=json_file, plot_file=plot_file)
+    figures = figures_of(run_to_end(measure(seeds, steps, tool_seconds)), tool_seconds)
+    publish(report_of(figures), json_file=json_file, plot_file=plot_file)
 
 
-def report_of(figures: Mapping[str, Any], chosen: Mapping[str, Any]) -> Report:
+def report_of(figures: Mapping[str, Any]) -> Report:
     """The table has a column for each σ and one for all pairs."""
     columns = {**{f"σ {sigma}": found for sigma, found in figures["by_sigma"].items()}, "all": figures}
 
     def row(name: str, key: str, form: str) -> list[str]:
-        return [name, *("-" if found[key] is None else format(found[key], form) for found in columns.values())]
+        return [name, *(format(found[key], form) for found in columns.values())]
 
-    intervals = (found["reward_gap_interval"] for found in columns.values())
+    chosen = figures["calibration"]
     bars = {f"{side}, σ {sigma}": (sigma, side) for sigma in figures["by_sigma"] for side in ("learner", "generator")}
-    mismatches = sum(
-        len(pair[mode]["mismatches"]) for pair in figures["pairs"] for mode in ("asynchronous", "synchronous")
-    )
+    pairs = [*figures["load_pairs"], *figures["learning_pairs"]]
+    mismatches = sum(len(pair[mode]["mismatches"]) for pair in pairs for mode in ("asynchronous", "synchronous"))
     return Report(
         figures=figures,
         columns=["tool latency", *columns],
@@ -201,22 +234,17 @@ def report_of(figures: Mapping[str, Any], chosen: Mapping[str, Any]) -> Report:
             row("throughput, asynchronous / synchronous", "throughput_ratio", ".2f"),
             row("throughput of the asynchronous ideal", "ideal_fraction", ".1%"),
             row("throughput of the synchronous ideal", "sync_ideal_fraction", ".1%"),
-            row("time to reward, synchronous / asynchronous", "time_to_reward_ratio", ".2f"),
-            row("reward of the last steps, difference", "reward_gap", "+.3f"),
-            [
-                "  its 95 % interval",
-                *("-" if ends is None else f"{ends[0]:+.3f} to {ends[1]:+.3f}" for ends in intervals),
-            ],
             row("staleness, mean", "staleness_mean", ".2f"),
             row("imbalance of the sides", "imbalance", ".1%"),
         ],
         notes=[
+            _learned(figures),
             "Ideal: the slower side computes without a pause (asynchronous), or the sides alternate and nothing else "
             "takes time (synchronous); each by what that run's sides computed.",
             f"The generator samples {chosen['slots']} completions at once where it is asynchronous, the whole batch of "
             f"{BATCH} where it is synchronous; synchronous runs use {chosen['sync_threads']} threads a side.",
-            f"The first {WARM_UP} steps of each run, in which processes start and the pipeline fills, do not count, "
-            "save for rewards and the time to them.",
+            f"The first {WARM_UP} steps of each run, in which processes start and the pipeline fills, count only for "
+            "rewards and the time to them.",
             "Targets in the balanced case: idle below 3 % at the bottleneck and 8 % on both sides, 95 % of the ideal.",
             *(
                 [f"The services' word and the records differ in {mismatches} places: see mismatches."]
@@ -234,4 +262,14 @@ def report_of(figures: Mapping[str, Any], chosen: Mapping[str, Any]) -> Report:
                 for name, prefix in (("asynchronous", ""), ("synchronous", "sync_"))
             },
         ),
+    )
+
+
+def _learned(figures: Mapping[str, Any]) -> str:
+    ratio, ends = figures["time_to_reward_ratio"], figures["reward_gap_interval"]
+    return (
+        f"Learning, σ {LEARNING_SIGMA:g}: mean reward of the last steps {figures['reward']:.3f} asynchronous, "
+        f"{figures['sync_reward']:.3f} synchronous, difference {figures['reward_gap']:+.3f}"
+        + (f" (95 % interval {ends[0]:+.3f} to {ends[1]:+.3f})" if ends else "")
+        + ("; no common reward was reached." if ratio is None else f"; the same reward {ratio:.2f} times as soon.")
     )

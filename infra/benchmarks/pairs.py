@@ -154,11 +154,9 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
     return fmean(values) - half, fmean(values) + half
 
 
-def aggregate(pairs: Sequence[Pair]) -> dict[str, Any]:
-    """Means over pairs, by name."""
+def load_of(pairs: Sequence[Pair]) -> dict[str, Any]:
+    """Means over pairs of what the sides did with their time, by name."""
     asynchronous, synchronous = [pair.asynchronous for pair in pairs], [pair.synchronous for pair in pairs]
-    times = [ratio for pair in pairs if (ratio := pair.time_to_reward_ratio) is not None]
-    gaps = [pair.reward_gap for pair in pairs]
     return {
         "learner_idle_ratio": fmean(run.learner_idle_ratio for run in asynchronous),
         "generator_idle_ratio": fmean(run.generator_idle_ratio for run in asynchronous),
@@ -169,11 +167,21 @@ def aggregate(pairs: Sequence[Pair]) -> dict[str, Any]:
         "ideal_fraction": fmean(run.overlapped_fraction for run in asynchronous),
         "sync_ideal_fraction": fmean(run.alternating_fraction for run in synchronous),
         "imbalance": fmean(run.imbalance for run in asynchronous),
-        "time_to_reward_ratio": fmean(times) if times else None,
-        "reward_gap": fmean(gaps),
-        "reward_gap_interval": interval(gaps),
         "staleness_mean": fmean(run.staleness_mean for run in asynchronous),
         "staleness_max": max(run.staleness_max for run in asynchronous),
+    }
+
+
+def learning_of(pairs: Sequence[Pair]) -> dict[str, Any]:
+    """Means over pairs of what was learned and how soon, by name."""
+    times = [ratio for pair in pairs if (ratio := pair.time_to_reward_ratio) is not None]
+    gaps = [pair.reward_gap for pair in pairs]
+    return {
+        "time_to_reward_ratio": fmean(times) if times else None,
+        "reward": fmean(fmean(pair.asynchronous.rewards[-LAST:]) for pair in pairs),
+        "sync_reward": fmean(fmean(pair.synchronous.rewards[-LAST:]) for pair in pairs),
+        "reward_gap": fmean(gaps),
+        "reward_gap_interval": interval(gaps),
     }
 
 

@@ -10,14 +10,15 @@ from statistics import fmean
 import msgspec
 import pytest
 
-from infra.benchmarks.async_sync import SIGMAS, figures_of, report_of
+from infra.benchmarks.async_sync import SIGMAS, Found, figures_of, report_of
 from infra.benchmarks.pairs import (
     WARM_UP,
     Measured,
     Pair,
-    aggregate,
     balanced_slots,
     interval,
+    learning_of,
+    load_of,
     measured,
     seconds_to,
     smoothed,
@@ -121,7 +122,7 @@ def test_a_pair_is_compared_at_a_reward_that_both_reached() -> None:
 def test_runs_too_short_to_smooth_have_no_time_to_reward() -> None:
     short = replace(RUN, rewards=[0.5] * 3)
     assert Pair(0.5, 1, short, SLOW).time_to_reward_ratio is None
-    assert aggregate([Pair(0.5, 1, short, SLOW)])["time_to_reward_ratio"] is None
+    assert learning_of([Pair(0.5, 1, short, SLOW)])["time_to_reward_ratio"] is None
 
 
 def test_the_interval_is_as_wide_as_few_values_make_it() -> None:
@@ -133,7 +134,7 @@ def test_the_interval_is_as_wide_as_few_values_make_it() -> None:
 
 def test_means_over_pairs_have_the_names_that_were_promised() -> None:
     pairs = [Pair(0.5, 1, RUN, SLOW), Pair(1.0, 1, replace(RUN, seconds=10.0), SLOW)]
-    found = aggregate(pairs)
+    found = load_of(pairs) | learning_of(pairs)
     assert found["throughput_ratio"] == pytest.approx((2.0 + 4.0) / 2)
     assert found["ideal_fraction"] == pytest.approx((0.9 + 1.8) / 2)
     assert (found["learner_idle_ratio"], found["generator_idle_ratio"]) == pytest.approx((0.1, 0.2))
@@ -160,12 +161,14 @@ def test_slots_that_make_no_difference_are_left_at_most() -> None:
 
 
 def test_the_report_can_be_written_and_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pairs = [Pair(sigma, seed, RUN, SLOW) for seed in (1, 2) for sigma in SIGMAS]
-    chosen = {"slots": 64, "sync_threads": 2, "generator_over_learner_seconds_by_slots": {256: 0.5, 32: 0.6}}
-    publish(report_of(figures_of(pairs, chosen, 0.05), chosen), json_file=tmp_path / "found.json", plot_file=None)
+    load = [Pair(sigma, seed, RUN, SLOW) for seed in (1, 2) for sigma in SIGMAS]
+    learning = [Pair(1.0, seed, RUN, replace(SLOW, rewards=[0.9 * each for each in RUN.rewards])) for seed in (1, 2)]
+    found = Found(load, learning, {"slots": 64, "sync_threads": 2})
+    publish(report_of(figures_of(found, 0.05)), json_file=tmp_path / "found.json", plot_file=None)
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["throughput_ratio"] == found["by_sigma"]["1"]["throughput_ratio"] == 2.0
-    assert [pair["seed"] for pair in found["pairs"]] == [1, 1, 2, 2]
-    assert found["pairs"][0]["asynchronous"]["rewards"] == list(RUN.rewards)
+    assert found["reward_gap"] == pytest.approx(0.1 * fmean(RUN.rewards[-10:]))
+    assert [pair["seed"] for pair in found["load_pairs"]] == [1, 1, 2, 2]
+    assert found["learning_pairs"][0]["asynchronous"]["rewards"] == list(RUN.rewards)
     header, _, *lines = capsys.readouterr().out.strip().split("\n\n")[0].split("\n")
     assert header.count("|") == 5 and all(line.count("|") == 5 for line in lines)
