@@ -11,6 +11,7 @@ equal rewards, few in the middle of the way and most at its end, cost the learne
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -39,8 +40,9 @@ GROUPS, GROUP = 32, 8
 BATCH = GROUPS * GROUP
 WIDTH = 384  # of the model: computing outweighs what a rollout costs besides
 FEW_SLOTS = 8 * GROUP  # beside the whole batch, the other point at which sampling is timed
-CALIBRATION_STEPS = WARM_UP + 10
-LOAD_STEPS = WARM_UP + 20
+CALIBRATION_STEPS = WARM_UP + 15
+CALIBRATIONS = 4  # numbers of slots that are tried
+LOAD_STEPS = WARM_UP + 40  # a batch more or less under way at the end counts little then
 LEARNING_SIGMA = 1.0  # of the tool in runs that learn
 RUN_SECONDS = 240.0  # longest time for one run
 
@@ -113,12 +115,16 @@ class Bench:
 
     async def balance(self) -> dict[str, Any]:
         """How many completions to sample at once so that both sides compute for as long, and synchronous threads."""
-        costs = {}  # in seconds of the learner beside it: what else the machine does slows both
-        for slots in (BATCH, FEW_SLOTS):
+        costs: dict[int, float] = {}  # in seconds of the learner beside it: what else the machine does slows both
+        todo = [BATCH, FEW_SLOTS]
+        while todo:
+            slots = todo.pop()
             what = f"balancing, {slots} slots"
             run = await self._short(what, {**ASYNCHRONOUS, "generator.max_requests": slots})
             costs[slots] = run.generator_step_seconds / run.learner_step_seconds
-        slots = balanced_slots(costs, 1.0, group=GROUP, most=BATCH)
+            if not todo and len(costs) < CALIBRATIONS:
+                todo = [each for each in [balanced_slots(costs, 1.0, group=GROUP, most=BATCH)] if each not in costs]
+        slots = min(costs, key=lambda each: abs(math.log(costs[each])))
         rates = {
             count: (await self._short(f"synchronous, {count} threads", {**SYNCHRONOUS, **threads(count)})).throughput
             for count in (1, 2)

@@ -156,6 +156,12 @@ def test_the_slots_make_sampling_cost_what_is_wanted(wanted: float, slots: int) 
     assert balanced_slots({256: 0.3, 32: 1.0}, wanted, group=16, most=256) == slots
 
 
+def test_a_third_number_of_slots_tells_more_about_those_near_it() -> None:
+    costs = {256: 0.7, 112: 1.25, 64: 1.4}
+    assert balanced_slots(costs, 1.0, group=8, most=256) == 152  # 1.25 at 112, 0.7 at 256
+    assert balanced_slots(costs, 1.3, group=8, most=256) == 88
+
+
 def test_slots_that_make_no_difference_are_left_at_most() -> None:
     assert balanced_slots({256: 0.5, 32: 0.5}, 1.0, group=16, most=256) == 256
 
