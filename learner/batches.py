@@ -46,20 +46,26 @@ class Batches:
             async for received in reports:
                 self.fleet.report(received.message, time.monotonic())
 
-    async def next(self, version: int, discard: Callable[[list[Drop]], Awaitable[None]]) -> list[TrainingGroup] | None:
-        """Wait for a batch; None when the service is stopping. Waiting burns no CPU and is what idle means here."""
+    async def next(
+        self, version: int, discard: Callable[[list[Drop]], Awaitable[None]]
+    ) -> tuple[list[TrainingGroup], list[Drop]] | None:
+        """Wait for a batch; None when the service is stopping. Waiting burns no CPU and is what idle means here.
+
+        What is dropped while it waits is discarded at once. What the batch itself drops comes with it, to be discarded
+        while it is trained.
+        """
         intake = self._intake
         while not self._service.stopping.is_set():
             self.arrived.clear()
             unfinished = {task: entry.floor for task, entry in intake.gate.outstanding.items()}
             batch, drops = intake.take(version, time.monotonic(), unfinished)
-            await discard(drops)
             if intake.stragglers:  # if anybody works on them
-                batch, drops = intake.take(version, time.monotonic(), await self._in_hand(version))
                 await discard(drops)
+                batch, drops = intake.take(version, time.monotonic(), await self._in_hand(version))
             if batch is not None:
                 self._spare = len(intake.ready)
-                return batch
+                return batch, drops
+            await discard(drops)
             if intake.stragglers:
                 intake.hold(time.monotonic())
                 with self._stopwatch.idle("wait_for_stragglers"), contextlib.suppress(TimeoutError):

@@ -16,7 +16,7 @@ from infra.errors import UserError
 from infra.service import Service
 from infra.summary import ACCURACY
 from learner.settings import LearnerSettings
-from learner.tasks import dead_tasks, evaluation_task, publish_task
+from learner.tasks import dead_tasks, evaluation_task, publish_tasks
 
 log = structlog.get_logger(__name__)
 
@@ -62,9 +62,7 @@ async def evaluate(service: Service, settings: LearnerSettings, policy: PolicyRe
                     return
 
     async def ask() -> None:
-        for task in tasks:
-            if task.id not in scores:
-                await publish_task(service, task, settings.pool)
+        await publish_tasks(service, tasks, settings.pool)
 
     collecting, asking, burying = (asyncio.create_task(work) for work in (collect(), ask(), bury()))
     stopping = asyncio.create_task(service.stopping.wait())

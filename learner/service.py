@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
+from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
 
@@ -40,9 +41,9 @@ from learner.reports import discard, record_step, step_report
 from learner.saver import Saver
 from learner.settings import LearnerSettings
 from learner.stopwatch import Stopwatch
-from learner.tasks import dead_tasks, publish_task, queue_is_empty, training_task
+from learner.tasks import dead_tasks, publish_tasks, queue_is_empty, training_task
 from learner.torch_thread import TorchThread
-from learner.trainer import Trainer
+from learner.trainer import StepStats, Trainer
 
 log = structlog.get_logger(__name__)
 
@@ -101,6 +102,7 @@ class Learner:
         self.training = False
         self.progress = Progress(max(2 * intake.gate.limit, 32))
         self.publishing: asyncio.Task[None] | None = None
+        self.discarding: asyncio.Task[None] | None = None
 
     @classmethod
     async def start(cls, service: Service, settings: LearnerSettings, generation: int, ranks: Ranks) -> Learner:
@@ -192,18 +194,21 @@ class Learner:
 
     async def _admit(self) -> None:
         """Publish prompts whenever the gate has room; first, after a resume, those that may never have been out."""
-        for entry in list(self.intake.gate.outstanding.values()):
-            await self._publish_task(entry.index)
+        await self._publish_tasks([entry.index for entry in self.intake.gate.outstanding.values()])
         while True:
             self.room.clear()
-            for index in self.intake.gate.admit(self.version):
-                await self._publish_task(index)
+            await self._publish_tasks(self.intake.gate.admit(self.version))
             await self.room.wait()
 
-    async def _publish_task(self, index: int) -> None:
-        task = training_task(self.service.settings.run, self.settings, self.generation, self.version, index)
+    async def _publish_tasks(self, indices: list[int]) -> None:
+        if not indices:
+            return
+        run = self.service.settings.run
+        tasks = [training_task(run, self.settings, self.generation, self.version, index) for index in indices]
         self.stopwatch.start()
-        self.intake.gate.published(task.id, await publish_task(self.service, task, self.settings.pool))
+        sequences = await publish_tasks(self.service, tasks, self.settings.pool)
+        for task, sequence in zip(tasks, sequences, strict=True):
+            self.intake.gate.published(task.id, sequence)
 
     # -- rollouts in ---------------------------------------------------------------------------------------------
 
@@ -221,8 +226,7 @@ class Learner:
         async with aclosing(rollouts):
             async for received in rollouts:
                 rollout = received.message
-                for index in self.intake.gate.adopt(rollout.task_id, self.version):
-                    await self._publish_task(index)
+                await self._publish_tasks(self.intake.gate.adopt(rollout.task_id, self.version))
                 now = time.monotonic()
                 instruments.queue_age(subjects.ROLLOUT.template, (time.time_ns() - rollout.finished_ns) / 1e9)
                 self.last_arrival = now
@@ -254,18 +258,21 @@ class Learner:
                 await self._discard(self.intake.give_up(task, f"dead letter: {reason}"))
 
     async def _discard(self, drops: list[Drop]) -> None:
-        """Publish what became no gradient, and let the gate admit in its place.
+        """Publish what became no gradient, together, since a batch may wait; let the gate admit in its place.
 
         A group whose members were all dropped one by one closes without a drop of its own: the gate is always asked.
         """
+        messages = {}
         for drop in drops:
             if drop.reason is not Reason.ZERO_ADVANTAGE:  # those are part of a batch
                 for rollout in drop.rollout_ids:
                     self.traces.pop(rollout, None)
             log.info("discarded", task=drop.task_id, reason=drop.reason, rollouts=drop.rollout_ids, detail=drop.detail)
-            message = discard(self.run_name, drop, generation=self.generation, version=self.version)
             key = f"{self.run_name}.{self.generation}.{drop.task_id}.{drop.reason}.{'.'.join(drop.rollout_ids[:1])}"
-            await self.service.bus.publish(subjects.DISCARD, message, id=key, run=self.run_name)
+            messages[key] = discard(self.run_name, drop, generation=self.generation, version=self.version)
+        if messages:
+            await self.service.bus.publish_all(subjects.DISCARD, messages, run=self.run_name)
+        for drop in drops:
             if sentence := self.progress.hopeless(drop):
                 raise UserError(sentence)
         self.room.set()
@@ -273,9 +280,12 @@ class Learner:
     # -- training ------------------------------------------------------------------------------------------------
 
     async def _next_batch(self) -> list[TrainingGroup] | None:
-        batch = await self.batches.next(self.version, self._discard)
-        if batch is not None:
-            self.progress.made()
+        found = await self.batches.next(self.version, self._discard)
+        if found is None:
+            return None
+        batch, drops = found
+        self.progress.made()
+        self.discarding = self.service.spawn(self._discard(drops), "discards")  # the step does not wait for it
         return batch
 
     async def _wake_on_stop(self) -> None:
@@ -301,7 +311,7 @@ class Learner:
         with telemetry.consumer_span(subjects.ROLLOUT.template, {}, links=links):
             self.training = True
             with self.stopwatch.busy("train"):
-                stats = await self.thread.run(self.trainer.step, _samples(batch, self.settings), heartbeat=beat)
+                stats = await self.thread.run(self._train, batch, beat)
             self.training = False
             log.info("stepped", version=self.trainer.version, loss=stats.loss, grad_norm=stats.grad_norm)
             with self.stopwatch.busy("pack"):
@@ -319,10 +329,15 @@ class Learner:
             outstanding=len(self.intake.gate.outstanding),
             target=self.intake.gate.target,
         )
+        assert self.discarding is not None, "set with every batch"
+        await self.discarding
         await self._published()
         self.publishing = self.service.spawn(self._announce(weights, report), "publication")
         if self.version % self.settings.checkpoint_every == 0 or self.version >= self.settings.steps:
             await self._checkpoint()
+
+    def _train(self, batch: list[TrainingGroup], heartbeat: Callable[[], None]) -> StepStats:
+        return self.trainer.step(_samples(batch, self.settings), heartbeat=heartbeat)
 
     async def _published(self) -> None:
         """At most one publication is under way: a bus slower than the training is waited for here."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 import structlog
@@ -26,6 +26,7 @@ log = structlog.get_logger(__name__)
 
 ANSWER_SECONDS = 2.0  # a training step does not wait longer for what the server says of its queue
 BACKPRESSURE_PAUSE = 1.0  # seconds before a full task queue is tried again
+AT_ONCE = 64  # tasks under way to the queue
 
 
 def training_task(run: RunSettings, settings: LearnerSettings, generation: int, version: int, index: int) -> Task:
@@ -61,19 +62,23 @@ def evaluation_task(run: RunSettings, settings: LearnerSettings, policy: PolicyR
     )
 
 
-async def publish_task(service: Service, task: Task, pool: str) -> int:
-    """Put a task on the work queue and return its stream sequence.
+async def publish_tasks(service: Service, tasks: Sequence[Task], pool: str) -> list[int]:
+    """Put tasks of one purpose on the work queue, in order, and return their stream sequences.
 
     A full queue is back-pressure: it is waited for as long as it lasts.
     """
-    while True:
+    sequences: list[int] = []
+    while len(sequences) < len(tasks):
+        some = tasks[len(sequences) : len(sequences) + AT_ONCE]
+        messages = {f"{task.run}.{task.id}": task for task in some}
         try:
-            return await service.bus.publish(
-                subjects.TASK, task, id=f"{task.run}.{task.id}", run=task.run, purpose=task.purpose, pool=pool
+            sequences += await service.bus.publish_all(
+                subjects.TASK, messages, run=some[0].run, purpose=some[0].purpose, pool=pool
             )
-        except QueueFull:
-            log.warning("task queue is full, waiting", task=task.id)
+        except QueueFull:  # those that were taken are known by their ids when they come again
+            log.warning("task queue is full, waiting", task=some[0].id)
             await asyncio.sleep(BACKPRESSURE_PAUSE)
+    return sequences
 
 
 async def queue_is_empty(bus: Bus, run: str, pool: str) -> bool:
