@@ -26,7 +26,6 @@ from infra.benchmarks.pairs import (
     WARM_UP,
     Measured,
     Pair,
-    balanced_slots,
     learning_of,
     load_of,
     measured,
@@ -39,9 +38,8 @@ STALENESS = 4
 GROUPS, GROUP = 32, 8
 BATCH = GROUPS * GROUP
 WIDTH = 384  # of the model: computing outweighs what a rollout costs besides
-FEW_SLOTS = 8 * GROUP  # beside the whole batch, the other point at which sampling is timed
+SLOTS = (256, 128, 88, 64)  # a batch in one to four rounds, which cost more and more
 CALIBRATION_STEPS = WARM_UP + 15
-CALIBRATIONS = 4  # numbers of slots that are tried
 LOAD_STEPS = WARM_UP + 40  # a batch more or less under way at the end counts little then
 LEARNING_SIGMA = 1.0  # of the tool in runs that learn
 RUN_SECONDS = 240.0  # longest time for one run
@@ -115,15 +113,11 @@ class Bench:
 
     async def balance(self) -> dict[str, Any]:
         """How many completions to sample at once so that both sides compute for as long, and synchronous threads."""
-        costs: dict[int, float] = {}  # in seconds of the learner beside it: what else the machine does slows both
-        todo = [BATCH, FEW_SLOTS]
-        while todo:
-            slots = todo.pop()
+        costs = {}  # in seconds of the learner beside it: what else the machine does slows both
+        for slots in SLOTS:
             what = f"balancing, {slots} slots"
             run = await self._short(what, {**ASYNCHRONOUS, "generator.max_requests": slots})
             costs[slots] = run.generator_step_seconds / run.learner_step_seconds
-            if not todo and len(costs) < CALIBRATIONS:
-                todo = [each for each in [balanced_slots(costs, 1.0, group=GROUP, most=BATCH)] if each not in costs]
         slots = min(costs, key=lambda each: abs(math.log(costs[each])))
         rates = {
             count: (await self._short(f"synchronous, {count} threads", {**SYNCHRONOUS, **threads(count)})).throughput
@@ -204,7 +198,7 @@ def figures_of(found: Found, tool_seconds: float) -> dict[str, Any]:
 def async_sync_benchmark(
     seeds: Annotated[int, typer.Option(min=1, help="Pairs of runs for each σ.")] = 3,
     steps: Annotated[int, typer.Option(min=2 * WARM_UP, help="Steps of the runs that learn.")] = 60,
-    tool_seconds: Annotated[float, typer.Option(min=0.001, max=10.0, help="Median latency of the tool.")] = 0.05,
+    tool_seconds: Annotated[float, typer.Option(min=0.001, max=10.0, help="Median latency of the tool.")] = 0.03,
     json_file: JsonFile = None,
     plot_file: PlotFile = None,
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Any
 
@@ -184,21 +183,3 @@ def learning_of(pairs: Sequence[Pair]) -> dict[str, Any]:
         "reward_gap": fmean(gaps),
         "reward_gap_interval": interval(gaps),
     }
-
-
-def balanced_slots(costs: Mapping[int, float], wanted: float, *, group: int, most: int) -> int:
-    """How many completions a generator samples at once so that a batch costs it `wanted`.
-
-    `costs` has the cost of a batch, in any unit, at two or more numbers of slots, fewer slots costing more. A batch
-    takes rounds, of a part that grows with the slots and one that does not: a + b / slots, between the two measured
-    numbers that lie around what is wanted. The answer is a multiple of `group`, between one group and `most`.
-    """
-    points = sorted(costs.items())
-    pairs = list(pairwise(points))
-    (few, slow), (many, fast) = next((pair for pair in pairs if pair[0][1] >= wanted >= pair[1][1]), pairs[0])
-    b = (slow - fast) / (1 / few - 1 / many)
-    a = fast - b / many
-    if wanted <= min(costs.values()) or b <= 0:
-        return most
-    slots = b / (wanted - a)
-    return min(max(group * round(slots / group), group), most)

@@ -15,7 +15,6 @@ from infra.benchmarks.pairs import (
     WARM_UP,
     Measured,
     Pair,
-    balanced_slots,
     interval,
     learning_of,
     load_of,
@@ -140,30 +139,6 @@ def test_means_over_pairs_have_the_names_that_were_promised() -> None:
     assert (found["learner_idle_ratio"], found["generator_idle_ratio"]) == pytest.approx((0.1, 0.2))
     assert found["staleness_max"] == 3
     assert {"sync_learner_idle_ratio", "sync_generator_idle_ratio", "time_to_reward_ratio", "reward_gap"} <= set(found)
-
-
-@pytest.mark.parametrize(
-    ("wanted", "slots"),
-    [
-        (1.0, 32),  # 0.2 + 25.6 / 32
-        (0.3, 256),
-        (0.25, 256),  # less than sampling takes at best
-        (0.5, 80),  # 85.3
-        (5.0, 16),  # one group at least
-    ],
-)
-def test_the_slots_make_sampling_cost_what_is_wanted(wanted: float, slots: int) -> None:
-    assert balanced_slots({256: 0.3, 32: 1.0}, wanted, group=16, most=256) == slots
-
-
-def test_a_third_number_of_slots_tells_more_about_those_near_it() -> None:
-    costs = {256: 0.7, 112: 1.25, 64: 1.4}
-    assert balanced_slots(costs, 1.0, group=8, most=256) == 152  # 1.25 at 112, 0.7 at 256
-    assert balanced_slots(costs, 1.3, group=8, most=256) == 88
-
-
-def test_slots_that_make_no_difference_are_left_at_most() -> None:
-    assert balanced_slots({256: 0.5, 32: 0.5}, 1.0, group=16, most=256) == 256
 
 
 def test_the_report_can_be_written_and_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
