@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from contracts.messages import PolicyRef
+from generator.engines.base import EngineError
 from generator.engines.decoder import fit
 from infra import models
 
@@ -41,9 +43,17 @@ class WeightFolders:
         """`source` describes the model and is only read now, `model` is its `skeleton`."""
         self._files, self._model = models.bundle(source), model
         self._homes: dict[Path, object] = {}  # with the open file that holds the lock
+        self._writing = threading.Lock()  # a thread that writes outlives the load that wanted it
+        self._closed = False
 
     def write(self, policy: PolicyRef, weights: Mapping[str, Tensor]) -> Path:
-        """The new folder of a policy. Blocks. Raises `EngineError` when the weights do not fit the model."""
+        """The new folder of a policy. Blocks. Raises `EngineError` when the weights do not fit, and after `close`."""
+        with self._writing:
+            if self._closed:
+                raise EngineError("the engine is closed")
+            return self._write(policy, weights)
+
+    def _write(self, policy: PolicyRef, weights: Mapping[str, Tensor]) -> Path:
         given = {id(parameter): tensor for parameter, tensor in fit(self._model, weights)}
         # Tied tensors under all of their names: an engine may keep them apart.
         named = {name: given[id(parameter)] for name, parameter in self._model.state_dict(keep_vars=True).items()}
@@ -60,10 +70,12 @@ class WeightFolders:
         shutil.rmtree(folder, ignore_errors=True)
 
     def close(self) -> None:
-        """Delete everything that was written."""
-        for home in self._homes:
-            shutil.rmtree(home, ignore_errors=True)
-        self._homes.clear()
+        """Delete everything that was written. Blocks until what is being written is complete."""
+        with self._writing:
+            self._closed = True
+            for home in self._homes:
+                shutil.rmtree(home, ignore_errors=True)
+            self._homes.clear()
 
     def _home(self, size: int) -> Path:
         temporary = Path(tempfile.gettempdir())
