@@ -92,13 +92,11 @@ async def _unless_stopped(service: Service, waited_for: Awaitable[T]) -> T | Non
     stopping = asyncio.ensure_future(service.stopping.wait())
     try:
         await asyncio.wait({waiting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if waiting.done():
-            return waiting.result()
-        waiting.cancel()
-        await asyncio.wait({waiting})
-        return None
+        return waiting.result() if waiting.done() else None
     finally:
         stopping.cancel()
+        waiting.cancel()
+        await asyncio.wait({waiting})
 
 
 class Generator:
