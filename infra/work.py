@@ -70,9 +70,9 @@ async def work(
     now, beside those that have. Workers that share slots share `turn`: they ask one after the other, for a moment each,
     so that no slot is promised twice: `turn_seconds`, in which the others cannot take a message. `freed`, set and
     cleared at once, says that a slot has become free although its handler goes on; without it that is noticed a little
-    later. A handler that returns has its message acknowledged; `Retry` and unexpected
-    errors give it back after a delay; `Reject` and an unusable message become dead letters. After `stopping`, handlers
-    have `drain` seconds; what is left is cancelled and given back at once.
+    later. A handler that returns has its message acknowledged; `Retry` and unexpected errors give it back after a
+    delay; `Reject` and an unusable message become dead letters. After `stopping`, handlers have `drain` seconds; what
+    is left is cancelled and given back at once.
 
     The server counts every delivery, also one that ended with a worker that was stopped, which says nothing about the
     message. So it becomes a dead letter only when a handler fails at its delivery `durable.max_deliver` or later, and
@@ -152,8 +152,10 @@ class _Worker:
                     continue
             freed = asyncio.ensure_future(self._freed.wait())
             waited = {stop, freed, *(job.task for job in self._jobs.values() if job.task is not None)}
-            await asyncio.wait(waited, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-            freed.cancel()
+            try:
+                await asyncio.wait(waited, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                freed.cancel()
 
     async def _ask(self, pull: Pull, free: int, stop: asyncio.Future[Any]) -> None:
         """One request from beginning to end, until everything it brought is counted where `slots` are counted."""
