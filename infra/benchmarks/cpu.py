@@ -191,5 +191,5 @@ def spy_binary() -> str:
     """Path of py-spy. Raises `UserError` where it is not installed."""
     binary = shutil.which("py-spy", path=str(Path(sys.executable).parent)) or shutil.which("py-spy")
     if binary is None:
-        raise UserError("the benchmark needs py-spy and psutil; run `pip install 'tailrace[bench]'`")
+        raise UserError("the benchmark needs py-spy and psutil; run `pip install -e '.[bench]'`")
     return binary

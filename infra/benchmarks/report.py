@@ -32,7 +32,7 @@ def _drawable(path: Path | None) -> Path | None:
         try:
             import matplotlib  # noqa: F401
         except ImportError:
-            raise UserError("--plot needs matplotlib; run `pip install 'tailrace[bench]'`") from None
+            raise UserError("--plot needs matplotlib; run `pip install -e '.[bench]'`") from None
     return _writable(path)
 
 

@@ -10,7 +10,7 @@ import pytest
 from generator.benchmarks.trl import Job, Opponent
 from infra.errors import UserError
 
-pytestmark = pytest.mark.skipif(find_spec("trl") is None, reason="pip install 'tailrace[bench]'")
+pytestmark = pytest.mark.skipif(find_spec("trl") is None, reason="pip install -e '.[bench]'")
 
 TINY = Job(
     steps=3, device_batch=4, bf16=False, environment="reverse-text", model="tiny", groups_per_step=2, group_size=4,

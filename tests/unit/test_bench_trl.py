@@ -60,7 +60,7 @@ def test_our_settings_are_the_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_trl_a_person_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trl, "find_spec", lambda _: None)
-    with pytest.raises(UserError, match=r"pip install 'tailrace\[bench\]'"):
+    with pytest.raises(UserError, match=r"pip install -e '\.\[bench\]'"):
         trl.trl_benchmark()
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from contracts.messages import PolicyRef, Sampling
 from generator.engines import RequestRefused, SampleRequest, make_engine, vllm_weights
@@ -28,7 +31,7 @@ POLICY = PolicyRef(2, 7, "a" * 64)
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed here")
 def test_a_missing_vllm_is_a_sentence_with_the_command_that_installs_it() -> None:
     folder = models.resolve("tiny")
-    with pytest.raises(UserError, match=r"pip install .*tailrace\[vllm\]"):
+    with pytest.raises(UserError, match=r"pip install -e .*\.\[vllm\]"):
         make_engine(GeneratorSettings(engine="vllm"), folder, models.load_tokenizer(folder))
 
 
@@ -177,6 +180,30 @@ def test_what_a_killed_generator_left_is_deleted_and_what_a_running_one_has_is_n
     others.close()
     folders.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_being_written_when_the_engine_closes_is_deleted_too(
+    folders: WeightFolders, weights: dict[str, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writing, go_on = threading.Event(), threading.Event()
+
+    def slowly(*args: Any, **kwargs: Any) -> None:
+        writing.set()
+        assert go_on.wait(10)
+        save_file(*args, **kwargs)
+
+    monkeypatch.setattr(vllm_weights, "save_file", slowly)
+    with ThreadPoolExecutor(2) as threads:
+        written = threads.submit(folders.write, POLICY, weights)
+        assert writing.wait(10)
+        closed = threads.submit(folders.close)
+        wait({closed}, timeout=0.1)  # time to delete what is there
+        go_on.set()
+        written.result(10)
+        closed.result(10)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(EngineError, match="closed"):
+        folders.write(POLICY, weights)
 
 
 def test_without_room_in_memory_the_disk_is_used(
