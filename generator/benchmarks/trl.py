@@ -1,7 +1,8 @@
 """`tailrace bench trl`: a demo run against TRL's GRPOTrainer, on the same cores of the same machine.
 
 Both train the same model on the same prompts, with the same verifier, batch, advantages, clip range and optimizer,
-sequence means (GRPO), no KL term, bf16 autocast over fp32 weights. TRL trains in one process, with its own batched
+sequence means (GRPO), no KL term, bf16 autocast over fp32 weights. TRL's data are fresh; ours may be four versions
+old, which our default objective, decoupled PPO, corrects for. TRL trains in one process, with its own batched
 generation and all cores as torch threads; ours as a user starts it: a server, a learner, generators.
 
 They take turns: TRL does some of its steps and waits, a run of ours follows, and so on; one that waits uses no core. A
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from infra.benchmarks.report import Chart, JsonFile, PlotFile, Report, progress, publish
+from infra.cli.interrupts import run_to_end
 from infra.errors import UserError
 
 if TYPE_CHECKING:
@@ -235,16 +237,17 @@ def trl_benchmark(
 ) -> None:
     """Rollouts trained per second and time to the same accuracy, against TRL's GRPOTrainer.
 
-    Both on two cores, with the model, tasks, batch and objective of the demo. The defaults for TRL are its fastest.
+    Both on two cores, with the model, tasks and batch of the demo. TRL's data are fresh, ours up to four versions old.
+    The defaults for TRL are the fastest that were tried.
     """
     if find_spec("trl") is None:
-        raise UserError("the benchmark needs TRL; run `pip install 'tailrace[bench]'`")
+        raise UserError("the benchmark needs TRL; run `pip install -e '.[bench]'`")
     job = Job(steps * repeats, device_batch, bf16)
     if job.batch % device_batch:
         raise UserError(f"--device-batch {device_batch} does not divide the batch of {job.batch} rollouts")
     if hasattr(os, "sched_setaffinity"):  # what is started from here inherits it
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
-    publish(report_of(asyncio.run(measure(job, repeats, level))), json_file=json_file, plot_file=plot_file)
+    publish(report_of(run_to_end(measure(job, repeats, level))), json_file=json_file, plot_file=plot_file)
 
 
 def report_of(found: dict[str, Any]) -> Report:

@@ -16,7 +16,6 @@ once in `learner.keyframe_every` versions.
 
 from __future__ import annotations
 
-import asyncio
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,6 +26,7 @@ import typer
 
 from infra.benchmarks.cpu import OTHERS, OVERHEAD, Place, Spy, Usage, count, divide, spy_binary
 from infra.benchmarks.report import Chart, JsonFile, PlotFile, Report, progress, publish
+from infra.cli.interrupts import run_to_end
 from infra.cli.run import Preset
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def bus_benchmark(
     The demo runs as usual, without its evaluation; start-up and the first steps are not measured.
     """
     spy_binary()
-    found = asyncio.run(measure(preset, steps))
+    found = run_to_end(measure(preset, steps))
     cpu, shares = found["cpu_seconds"], found["cpu_fractions"]
     names = [*OVERHEAD, *OTHERS]
     met = "met" if found["overhead_fraction"] < TARGET and found["overhead_wall_fraction"] < TARGET else "missed"

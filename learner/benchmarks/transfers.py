@@ -22,6 +22,7 @@ from infra import weights as layout
 from infra.benchmarks.cluster import POOL, Cluster, cluster
 from infra.benchmarks.report import progress
 from infra.bus import Bus
+from infra.cli.interrupts import run_to_end
 from infra.policies import PolicyStore
 from learner.benchmarks.updates import Weights
 
@@ -36,7 +37,7 @@ Times = dict[str, float]  # seconds by what they were spent on
 
 def measure(folder: Path, versions: list[Weights], repeats: int) -> dict[str, list[Times]]:
     """Times of `repeats` transfers each: as a patch, as a keyframe, as a file, through nats-py's object store."""
-    return asyncio.run(_measure(folder, versions, repeats))
+    return run_to_end(_measure(folder, versions, repeats))
 
 
 def cpu_seconds(versions: list[Weights]) -> Times:
