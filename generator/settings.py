@@ -18,7 +18,7 @@ class VllmSettings(Section):
     max_model_len: int = Field(0, ge=0, description="tokens of the longest sequence; 0 = the model's own limit")
     enforce_eager: bool = Field(False, description="neither compile nor capture graphs: starts sooner, samples slower")
     kv_cache: Literal["keep", "recompute"] = Field(
-        "keep", description="at a new policy, requests in flight keep their KV cache or compute it again"
+        "keep", description="keep or recompute: the KV cache of requests in flight at a new policy"
     )
 
 
@@ -26,7 +26,7 @@ class GeneratorSettings(Section):
     """Tasks in, rollouts out."""
 
     pool: str = Field("default", pattern=r"^[a-z0-9-]+$", description="tasks of this pool are sampled here")
-    engine: Literal["torch", "vllm"] = Field("torch", description="what samples")
+    engine: Literal["torch", "vllm"] = Field("torch", description="what samples: torch, or vllm where it is installed")
     max_requests: int = Field(64, ge=1, description="completions sampled at once")
     precision: Literal["bf16", "fp32"] = Field("bf16", description="weights and arithmetic of the engine")
     threads: int = Field(0, ge=0, description="CPU threads of torch; 0 = torch's choice")
