@@ -28,6 +28,7 @@ from infra.benchmarks.cpu import OTHERS, OVERHEAD, Place, Spy, Usage, count, div
 from infra.benchmarks.report import Chart, JsonFile, PlotFile, Report, progress, publish
 from infra.cli.interrupts import run_to_end
 from infra.cli.run import Preset
+from infra.errors import UserError
 
 if TYPE_CHECKING:
     from contracts.messages import GeneratorReport, StepReport
@@ -130,7 +131,7 @@ def figures(seconds: Mapping[Place, float], wall: Mapping[str, float]) -> dict[s
 
 def bus_benchmark(
     steps: Annotated[int, typer.Option(min=2, help="Steps of the demo that are measured.")] = 10,
-    preset: Annotated[Preset, typer.Option(help="Which demo.")] = Preset.SMOLLM2,
+    preset: Annotated[Preset, typer.Option(help="Which demo; not one sampled by vLLM.")] = Preset.SMOLLM2,
     json_file: JsonFile = None,
     plot_file: PlotFile = None,
 ) -> None:
@@ -138,6 +139,8 @@ def bus_benchmark(
 
     The demo runs as usual, without its evaluation; start-up and the first steps are not measured.
     """
+    if preset is Preset.SMOLLM2_VLLM:
+        raise UserError(f"--preset {preset}: vLLM's processes cannot be told from verifiers; choose another preset")
     spy_binary()
     found = run_to_end(measure(preset, steps))
     cpu, shares = found["cpu_seconds"], found["cpu_fractions"]

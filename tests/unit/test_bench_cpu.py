@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
-from infra.benchmarks.bus import demo_settings, figures, wall_figures
+from infra.benchmarks.bus import bus_benchmark, demo_settings, figures, wall_figures
 from infra.benchmarks.cpu import Usage, count, divide, home
+from infra.cli.run import Preset
+from infra.errors import UserError
 
 LOOP = [
     "run (asyncio/runners.py)",
@@ -107,6 +109,11 @@ def test_the_demo_is_the_preset() -> None:
     settings, processes = demo_settings("smollm2")
     assert settings["learner.sampling.stop"] == ["\n"] and settings["run.environment"] == "quick-facts"
     assert processes == {"learner": 1, "generator": 2}
+
+
+def test_a_demo_whose_model_computes_in_other_processes_is_refused() -> None:
+    with pytest.raises(UserError, match="smollm2-vllm"):
+        bus_benchmark(preset=Preset.SMOLLM2_VLLM)
 
 
 def test_counters_keep_threads_apart() -> None:
