@@ -7,7 +7,8 @@ generation and all cores as torch threads; ours as a user starts it: a server, a
 
 They take turns: TRL does some of its steps and waits, a run of ours follows, and so on; one that waits uses no core. A
 clock of ours starts with the first sampled token and one of TRL's with its first step, so loading is in neither, and
-filling and draining our pipeline is in ours.
+filling and draining our pipeline is in ours. A rollout of a group of equal rewards counts on both sides, although it
+gives no gradient: TRL computes its update all the same, ours does not.
 """
 
 from __future__ import annotations
@@ -271,7 +272,11 @@ def report_of(found: dict[str, Any]) -> Report:
         figures=found,
         columns=["GRPO on two cores", "rollouts/s", "s/step", f"s to reward {level:g}"],
         rows=[row(side, prefix) for side, prefix in sides.items()],
-        notes=[f"Rollouts trained per second: {ratio:.1f} times TRL's. Target {TARGET:g}: {met}.", accuracy],
+        notes=[
+            f"Rollouts trained per second: {ratio:.1f} times TRL's. Target {TARGET:g}: {met}. Those of groups of equal "
+            "rewards count on both sides; only TRL computes their update, which is none.",
+            accuracy,
+        ],
         chart=Chart(
             title="Training reward by step: same tasks, same objective",
             x_label="step",
