@@ -53,9 +53,9 @@ async def main(service: Service) -> None:
     settings: GeneratorSettings = service.settings.section("generator")
     environments = {service.settings.run.environment: environment(service.settings.run.environment)}
     sandbox = Sandbox(settings.verifiers, Limits(wall_seconds=settings.verifier_seconds))
-    await sandbox.start()
-    log.info("verifiers are confined", enforced=sandbox.enforced, missing=sandbox.missing)
     try:
+        await sandbox.start()
+        log.info("verifiers are confined", enforced=sandbox.enforced, missing=sandbox.missing)
         service.not_ready("waiting for the first policy")
         policies = PolicyStore(service.bus, service.settings.run.name)
         async with aclosing(policies.follow(service.instance)) as versions:
