@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -40,4 +42,6 @@ def bench() -> None:
     """Measure this machine: every benchmark prints a table; --json and --plot write it to files as well."""
     from infra.telemetry import setup_logging
 
+    # By itself SIGTERM would end this process alone, and not the ones that a benchmark has started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     setup_logging("warning", {})  # between the progress lines only what a person has to know

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
 
+from infra import telemetry
 from infra.benchmarks import report
 from infra.benchmarks.report import Chart, Report
+from infra.cli.bench import bench
 from infra.errors import UserError
 
 LINES = Chart("idle", "generators", "share", [1, 2, 4], {"learner": [0.5, None, 0.1], "generators": [0.1, 0.2, 0.3]})
@@ -51,3 +54,15 @@ def test_a_file_that_cannot_be_written_is_refused_first(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"folder that exists|ending"):
         check(Path(name))  # type: ignore[operator]
+
+
+def test_sigterm_lets_a_benchmark_end_what_it_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry, "setup_logging", lambda *_: None)
+    former = signal.getsignal(signal.SIGTERM)
+    try:
+        bench()
+        with pytest.raises(SystemExit) as ended:
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, former)
+    assert ended.value.code == 128 + signal.SIGTERM
