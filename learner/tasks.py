@@ -63,22 +63,30 @@ def evaluation_task(run: RunSettings, settings: LearnerSettings, policy: PolicyR
 
 
 async def publish_tasks(service: Service, tasks: Sequence[Task], pool: str) -> list[int]:
-    """Put tasks of one purpose on the work queue, in order, and return their stream sequences.
+    """Put tasks on the work queue, several at a time and each with a trace of its own; return their stream sequences.
 
     A full queue is back-pressure: it is waited for as long as it lasts.
     """
-    sequences: list[int] = []
-    while len(sequences) < len(tasks):
-        some = tasks[len(sequences) : len(sequences) + AT_ONCE]
-        messages = {f"{task.run}.{task.id}": task for task in some}
-        try:
-            sequences += await service.bus.publish_all(
-                subjects.TASK, messages, run=some[0].run, purpose=some[0].purpose, pool=pool
+    sequences: dict[str, int] = {}
+    while waiting := [task for task in tasks if task.id not in sequences][:AT_ONCE]:
+        publications = [
+            service.bus.publish(
+                subjects.TASK, task, id=f"{task.run}.{task.id}", run=task.run, purpose=task.purpose, pool=pool
             )
-        except QueueFull:  # those that were taken are known by their ids when they come again
-            log.warning("task queue is full, waiting", task=some[0].id)
+            for task in waiting
+        ]
+        full = False
+        for task, result in zip(waiting, await asyncio.gather(*publications, return_exceptions=True), strict=True):
+            if isinstance(result, QueueFull):
+                full = True
+            elif isinstance(result, BaseException):
+                raise result
+            else:
+                sequences[task.id] = result
+        if full:
+            log.warning("task queue is full, waiting", task=waiting[0].id)
             await asyncio.sleep(BACKPRESSURE_PAUSE)
-    return sequences
+    return [sequences[task.id] for task in tasks]
 
 
 async def queue_is_empty(bus: Bus, run: str, pool: str) -> bool:

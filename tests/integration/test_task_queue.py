@@ -21,7 +21,6 @@ async def test_the_queue_tells_how_far_generators_have_taken_tasks(bus, run):
         task = msgspec.structs.replace(example, id=f"train-{index}", run=run, purpose=Purpose.TRAIN)
         return await bus.publish(subjects.TASK, task, id=task.id, run=run, purpose=Purpose.TRAIN, pool="default")
 
-    assert await taken_up_to(bus, run, "default") == 0
     sequences = [await publish(index) for index in range(4)]
     assert await publish(0) == sequences[0], "what is published again is where it was"
     assert await taken_up_to(bus, run, "default") < sequences[0]
