@@ -77,9 +77,12 @@ class AdmissionGate:
                 entry.taken_at = now
 
     def observe_queue(self, empty: bool, now: float) -> None:
-        """`empty`: no task waits and no generator holds one, so what has not arrived is suspect; else nothing is."""
+        """`empty`: no task waits and no generator holds one, so what has not arrived is suspect; else nothing is.
+
+        A task that still waits to be published, as while the queue is full, is not: nobody could have worked on it.
+        """
         for entry in self.outstanding.values():
-            if entry.arrived or not empty:
+            if entry.arrived or entry.sequence is None or not empty:
                 entry.suspect_since = None
             elif entry.suspect_since is None:
                 entry.suspect_since = now

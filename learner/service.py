@@ -206,9 +206,7 @@ class Learner:
         run = self.service.settings.run
         tasks = [training_task(run, self.settings, self.generation, self.version, index) for index in indices]
         self.stopwatch.start()
-        sequences = await publish_tasks(self.service, tasks, self.settings.pool)
-        for task, sequence in zip(tasks, sequences, strict=True):
-            self.intake.gate.published(task.id, sequence)
+        await publish_tasks(self.service, tasks, self.settings.pool, self.intake.gate.published)
 
     # -- rollouts in ---------------------------------------------------------------------------------------------
 

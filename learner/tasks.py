@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
 import structlog
@@ -62,13 +62,19 @@ def evaluation_task(run: RunSettings, settings: LearnerSettings, policy: PolicyR
     )
 
 
-async def publish_tasks(service: Service, tasks: Sequence[Task], pool: str) -> list[int]:
-    """Put tasks on the work queue, several at a time and each with a trace of its own; return their stream sequences.
+async def publish_tasks(
+    service: Service,
+    tasks: Sequence[Task],
+    pool: str,
+    published: Callable[[str, int], None] = lambda task, sequence: None,
+) -> None:
+    """Put tasks on the work queue, several at a time and each with a trace of its own.
 
-    A full queue is back-pressure: it is waited for as long as it lasts.
+    `published` is told of each with its stream sequence as soon as it is there, whatever the others wait for. A full
+    queue is back-pressure: it is waited for as long as it lasts.
     """
-    sequences: dict[str, int] = {}
-    while waiting := [task for task in tasks if task.id not in sequences][:AT_ONCE]:
+    done: set[str] = set()
+    while waiting := [task for task in tasks if task.id not in done][:AT_ONCE]:
         publications = [
             service.bus.publish(
                 subjects.TASK, task, id=f"{task.run}.{task.id}", run=task.run, purpose=task.purpose, pool=pool
@@ -82,11 +88,11 @@ async def publish_tasks(service: Service, tasks: Sequence[Task], pool: str) -> l
             elif isinstance(result, BaseException):
                 raise result
             else:
-                sequences[task.id] = result
+                done.add(task.id)
+                published(task.id, result)
         if full:
             log.warning("task queue is full, waiting", task=waiting[0].id)
             await asyncio.sleep(BACKPRESSURE_PAUSE)
-    return [sequences[task.id] for task in tasks]
 
 
 async def queue_is_empty(bus: Bus, run: str, pool: str) -> bool:

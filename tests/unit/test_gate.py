@@ -53,7 +53,8 @@ def test_staleness_of_a_group_trained_in_order_never_exceeds_the_bound():
 
 def test_tasks_expire_only_while_the_queue_is_empty_and_nobody_holds_them():
     g = gate()
-    g.admit(0)
+    for index in g.admit(0):
+        g.published(training_id(index), index + 1)
     g.arrived("train-3")
     g.observe_queue(False, now=0.0)
     assert g.expired(1e9, 10) == [], "they wait or are worked on, however long that takes"
@@ -67,6 +68,14 @@ def test_tasks_expire_only_while_the_queue_is_empty_and_nobody_holds_them():
     g.arrived("train-0")
     g.observe_queue(True, now=81.0)
     assert g.expired(81.0, 10) == ["train-1", "train-2"]
+
+
+def test_a_task_that_waits_to_be_published_is_not_lost_however_full_the_queue_is():
+    g = gate()
+    g.admit(0)
+    g.published("train-0", 1)
+    g.observe_queue(True, now=0.0)
+    assert g.expired(1e9, 10) == ["train-0"]
 
 
 def test_adopting_issues_everything_up_to_the_seen_task():

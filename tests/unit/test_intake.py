@@ -171,6 +171,7 @@ def test_a_late_member_still_joins_a_group_that_waits():
 
 def test_tasks_that_nobody_does_are_given_up_and_replaced():
     i = intake(bound=0, groups=2)
+    i.gate.published("train-0", 1)
     i.offer(rollout("train-1", 0), 1, 0, 0.0)
     i.gate.observe_queue(True, 0.0)
     drops = i.expire(301.0, group_deadline=1000, task_deadline=300)
