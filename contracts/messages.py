@@ -8,26 +8,18 @@ has a default. No number on the wire is NaN or infinite. Vocabularies (`purpose`
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
 from enum import StrEnum
 from itertools import pairwise
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import msgspec
 import numpy as np
 from msgspec import Meta
 
+from contracts.base import Digest, Message, Nat, PolicyRef, Positive, Token, require_finite
 from contracts.errors import InvalidMessage
+from contracts.routing import Feedback, RouteDecision, RouteOutcome, RouteRequest
 from contracts.tensors import ITEM_SIZES, Tensor, byte_count
-
-INT64_MAX = 2**63 - 1  # what clients in other languages can hold
-
-Nat = Annotated[int, Meta(ge=0, le=INT64_MAX)]
-Positive = Annotated[int, Meta(ge=1, le=INT64_MAX)]
-# `$` alone would let a trailing newline through in Python; the lookahead means the same in every dialect
-Token = Annotated[str, Meta(pattern=r"^[a-z0-9-]+(?!\n)$")]
-Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}(?!\n)$")]
 
 
 class Purpose(StrEnum):
@@ -77,30 +69,6 @@ class Reason(StrEnum):
     FOREIGN_TOKENS = "foreign_tokens"  # token ids that the learner's model does not have
     OVER_BUDGET = "over_budget"  # longer than one training micro-batch may be
     UNKNOWN_TASK = "unknown_task"  # no learner of this run published its task
-
-
-class Message(msgspec.Struct, kw_only=True, frozen=True, tag_field="type"):
-    """Base of every message: a map with `type` (wire tag), `v` (major version) and the fields below."""
-
-    MAJOR: ClassVar[int] = 1
-
-    v: int = 1  # major version; equals the version in the subject
-
-    def check(self) -> None:
-        """Raise `InvalidMessage` where the fields contradict each other; types and ranges are checked by the codec."""
-
-
-def _require_finite(where: str, numbers: Iterable[float]) -> None:
-    if not all(map(math.isfinite, numbers)):
-        raise InvalidMessage(f"{where}: every number must be finite, neither NaN nor infinite")
-
-
-class PolicyRef(msgspec.Struct, frozen=True, order=True):
-    """Which weights: no two different contents ever share a reference."""
-
-    generation: Nat  # how often a learner has started on this run; older generations are refused
-    version: Nat  # optimizer steps since the run's first policy
-    digest: Digest  # sha256 of the weight bytes, lowercase hex
 
 
 class Sampling(msgspec.Struct, frozen=True):
@@ -195,7 +163,7 @@ class Rollout(Message, frozen=True, tag="rollout"):
         temperatures = self.temperatures.array()
         if not (np.minimum.reduce(temperatures) >= 0 and np.maximum.reduce(temperatures) < np.inf):
             raise InvalidMessage(f"{where}: temperatures must be finite and not below 0")
-        _require_finite(f"{where}: reward", [*self.reward_parts.values(), self.reward or 0.0])
+        require_finite(f"{where}: reward", [*self.reward_parts.values(), self.reward or 0.0])
         if self.teacher_tokens is not None:
             context = self.teacher_tokens
             _check_vector(where, "teacher_tokens", context, "int32", context.shape[0] if context.shape else 0)
@@ -280,7 +248,9 @@ class PolicyVersion(Message, frozen=True, tag="policy_version"):
     parent: PolicyRef | None  # the policy it was trained from; None for a generation's first
     published_ns: Nat  # unix ns
     keyframe: PolicyRef | None = None  # the policy that `patches` build on; None = this one is stored whole
-    patches: list[WeightPatch] = []  # in order, from the keyframe to this policy, together no larger; empty = whole
+    patches: list[WeightPatch] = msgspec.field(
+        default_factory=list
+    )  # in order, from the keyframe, together no larger; empty = whole
 
     def check(self) -> None:
         self._check_patches()
@@ -341,7 +311,7 @@ class StepReport(Message, frozen=True, tag="step_report"):
         if not len(self.rollout_ids) == len(self.staleness) == len(self.rewards):
             raise InvalidMessage(f"step {self.step}: rollout_ids, staleness and rewards differ in length")
         measured = (self.loss, self.grad_norm, self.learning_rate, self.wall_seconds, self.idle_seconds)
-        _require_finite(f"step {self.step}", [*measured, *self.rewards, *self.metrics.values(), *self.seconds.values()])
+        require_finite(f"step {self.step}", [*measured, *self.rewards, *self.metrics.values(), *self.seconds.values()])
 
 
 class GeneratorReport(Message, frozen=True, tag="generator_report"):
@@ -359,10 +329,12 @@ class GeneratorReport(Message, frozen=True, tag="generator_report"):
     outcomes: dict[str, int]  # rollouts by Outcome
     inflight: Nat  # completions being sampled now
     at_ns: Nat  # unix ns
-    tasks: dict[str, Nat] = {}  # training tasks being worked on: id -> version loaded when sampling began
+    tasks: dict[str, Nat] = msgspec.field(
+        default_factory=dict
+    )  # training tasks being worked on: id -> version loaded when sampling began
 
     def check(self) -> None:
-        _require_finite(f"generator {self.generator}", [self.wall_seconds, self.idle_seconds, *self.seconds.values()])
+        require_finite(f"generator {self.generator}", [self.wall_seconds, self.idle_seconds, *self.seconds.values()])
 
 
 class Heartbeat(Message, frozen=True, tag="heartbeat"):
@@ -404,4 +376,8 @@ MESSAGES: tuple[type[Message], ...] = (
     GeneratorReport,
     Heartbeat,
     DeadLetter,
+    RouteRequest,
+    RouteDecision,
+    RouteOutcome,
+    Feedback,
 )

@@ -109,6 +109,10 @@ STREAMS: tuple[Stream, ...] = (
         "Bodies of messages above the server's payload limit, in chunks, manifest last.",
     ),
     Stream(
+        "ROUTES", ("tailrace.v1.*.route.*", "tailrace.v1.*.feedback"), "limits", "old", 1024 * MIB, 7 * 24 * HOUR,
+        "Where requests were sent, what they cost, and what was said about the answers.",
+    ),
+    Stream(
         "DLQ", ("tailrace.v1.dlq.letter.*",), "limits", "old", 256 * MIB, 7 * 24 * HOUR,
         "Messages that could not be used, with the reason.",
     ),
@@ -152,13 +156,30 @@ BLOB = Channel(
     "blob", "tailrace.v1.{run}.blob.{digest}", "BLOBS", m.BlobManifest,
     ("all",), ("all",), "Raw chunks of one oversized message body, then its manifest.",
 )  # fmt: skip
+ROUTE_REQUEST = Channel(
+    "route.request", "tailrace.v1.{run}.route.request", "ROUTES", m.RouteRequest,
+    ("downstream",), ("router",), "Where should this request go? Answered by a decision.",
+)  # fmt: skip
+ROUTE_DECISION = Channel(
+    "route.decision", "tailrace.v1.{run}.route.decision", "ROUTES", m.RouteDecision,
+    ("router",), ("analyzer", "downstream"), "Where a request or subtask was sent, and why.",
+)  # fmt: skip
+ROUTE_OUTCOME = Channel(
+    "route.outcome", "tailrace.v1.{run}.route.outcome", "ROUTES", m.RouteOutcome,
+    ("router",), ("router", "learner", "analyzer", "downstream"), "What a request cost and how it ended.",
+)  # fmt: skip
+FEEDBACK = Channel(
+    "feedback", "tailrace.v1.{run}.feedback", "ROUTES", m.Feedback,
+    ("router", "downstream"), ("router", "learner", "analyzer"), "What became of an answer in the world.",
+)  # fmt: skip
 DLQ = Channel(
     "dlq", "tailrace.v1.dlq.letter.{stream}", "DLQ", m.DeadLetter,
     ("all",), ("operators",), "A message that could not be used, with the reason.",
 )  # fmt: skip
 
 CHANNELS: tuple[Channel, ...] = (
-    TASK, ROLLOUT, DISCARD, STEP, GENERATOR, HEARTBEAT, POLICY_PUBLISHED, WEIGHTS, BLOB, DLQ,
+    TASK, ROLLOUT, DISCARD, STEP, GENERATOR, HEARTBEAT, POLICY_PUBLISHED, WEIGHTS, BLOB,
+    ROUTE_REQUEST, ROUTE_DECISION, ROUTE_OUTCOME, FEEDBACK, DLQ,
 )  # fmt: skip
 
 TASK_WORKERS = Durable("{run}-{purpose}-{pool}", TASK)

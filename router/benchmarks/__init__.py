@@ -1,0 +1,1 @@
+"""Benchmarks of the router: decisions, gateway, agent traffic."""

@@ -1,0 +1,1 @@
+"""Commands of the router: `tailrace route …`, `tailrace costs`, `tailrace tco`."""

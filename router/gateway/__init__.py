@@ -1,0 +1,1 @@
+"""HTTP for applications: the OpenAI-compatible front of the router."""

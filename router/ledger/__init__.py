@@ -1,0 +1,1 @@
+"""What everything cost, and what it would have cost elsewhere."""
