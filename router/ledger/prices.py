@@ -1,0 +1,26 @@
+"""What a call costs. Pure; in picodollars (1e-12 USD), so that sums are exact."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+from router.chat import Usage
+from router.settings import PoolSettings
+
+PER_TOKEN = 1_000_000  # picodollars of one token at one dollar per million
+
+
+def cost(pool: PoolSettings, usage: Usage) -> int:
+    """Picodollars of a call: plain prompt tokens, those read from and written to the cache, and sampled ones."""
+    plain = max(usage.prompt - usage.cached - usage.cache_written, 0)
+    return (
+        plain * _rate(pool.price_in)
+        + usage.cached * _rate(pool.price_in if pool.price_cached is None else pool.price_cached)
+        + usage.cache_written * _rate(pool.price_in if pool.price_cache_write is None else pool.price_cache_write)
+        + usage.completion * _rate(pool.price_out)
+    )
+
+
+def _rate(dollars_per_million: float) -> int:
+    """Picodollars per token; through the shortest decimal, so that 0.07 means seven hundredths."""
+    return int(Decimal(repr(dollars_per_million)) * PER_TOKEN)
