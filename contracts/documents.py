@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from contracts import messages, subjects
+from contracts import messages, routing, subjects
 from contracts.codec import tag_of
 from contracts.examples import EXAMPLES
 from contracts.messages import MESSAGES, Claim, Message
@@ -194,7 +194,7 @@ def _described(field: dict[str, Any], comment: str | None) -> dict[str, Any]:
         field = {"type": "string", "format": "binary"}
     if "$ref" in field:  # tools that follow older drafts ignore what stands beside a $ref
         field = {"allOf": [{"$ref": field["$ref"]}], **{key: value for key, value in field.items() if key != "$ref"}}
-    vocabulary = getattr(messages, comment or "", None)
+    vocabulary = next((found for home in (messages, routing) if (found := getattr(home, comment or "", None))), None)
     if isinstance(vocabulary, type) and issubclass(vocabulary, StrEnum):
         field = {**field, "examples": [member.value for member in vocabulary]}
         comment = inspect.getdoc(vocabulary)

@@ -248,9 +248,7 @@ class PolicyVersion(Message, frozen=True, tag="policy_version"):
     parent: PolicyRef | None  # the policy it was trained from; None for a generation's first
     published_ns: Nat  # unix ns
     keyframe: PolicyRef | None = None  # the policy that `patches` build on; None = this one is stored whole
-    patches: list[WeightPatch] = msgspec.field(
-        default_factory=list
-    )  # in order, from the keyframe, together no larger; empty = whole
+    patches: list[WeightPatch] = []  # in order, from the keyframe to this policy, together no larger; empty = whole
 
     def check(self) -> None:
         self._check_patches()
@@ -329,9 +327,7 @@ class GeneratorReport(Message, frozen=True, tag="generator_report"):
     outcomes: dict[str, int]  # rollouts by Outcome
     inflight: Nat  # completions being sampled now
     at_ns: Nat  # unix ns
-    tasks: dict[str, Nat] = msgspec.field(
-        default_factory=dict
-    )  # training tasks being worked on: id -> version loaded when sampling began
+    tasks: dict[str, Nat] = {}  # training tasks being worked on: id -> version loaded when sampling began
 
     def check(self) -> None:
         require_finite(f"generator {self.generator}", [self.wall_seconds, self.idle_seconds, *self.seconds.values()])

@@ -83,9 +83,9 @@ class RouteDecision(Message, frozen=True, tag="route_decision"):
     requested: str  # the model that was asked for: auto, auto-0.3, or a pool
     kind: str  # of the subtask: code, extraction, tool_result, exploring, ...
     demand: str  # Demand
-    pool: str  # chosen
+    pool: str  # chosen; empty = none could take it
     order: list[str]  # pools to fall back on, in this order
-    reason: str  # machine-readable: policy, named, affinity, explored, only_pool, tenant, verifier, ...
+    reason: str  # machine-readable: policy, named, affinity, explored, only_pool, tenant, verifier, refused, ...
     scores: dict[str, PoolScore]  # by pool that could have served it
     excluded: dict[str, str]  # pool -> why it could not
     features: dict[str, float]  # what was known: sizes, trajectory, base scores; never text
@@ -94,6 +94,7 @@ class RouteDecision(Message, frozen=True, tag="route_decision"):
     policy: str  # version of the routing policy
     shadow: dict[str, str]  # version of a policy on trial -> the pool that it would have chosen
     at_ns: Nat  # unix ns
+    error: str = ""  # the sentence that an application would have been given; empty where a pool was chosen
 
     def check(self) -> None:
         require_finite(f"decision {self.id}", self.features.values())

@@ -59,6 +59,8 @@ def test_descriptions_are_the_comments_of_the_source():
 def test_vocabularies_are_examples_and_not_closed():
     outcome = SCHEMAS["rollout"]["properties"]["outcome"]
     assert "verifier_timeout" in outcome["examples"] and "enum" not in outcome
+    attempt = SCHEMAS["route_outcome"]["$defs"]["Attempt"]["properties"]
+    assert "escalation" in attempt["role"]["examples"] and "failed" in attempt["verdict"]["examples"]
 
 
 def test_schemas_name_type_version_ranges_and_binary_fields():

@@ -20,6 +20,9 @@ POLICY_VERSION: m.PolicyVersion = EXAMPLES["policy_version"]  # type: ignore[ass
 PATCHED: m.PolicyVersion = EXAMPLES["policy_version-patched"]  # type: ignore[assignment]
 STEP: m.StepReport = EXAMPLES["step_report"]  # type: ignore[assignment]
 TASK: m.Task = EXAMPLES["task"]  # type: ignore[assignment]
+DECISION: m.RouteDecision = EXAMPLES["route_decision"]  # type: ignore[assignment]
+OUTCOME: m.RouteOutcome = EXAMPLES["route_outcome"]  # type: ignore[assignment]
+FEEDBACK: m.Feedback = EXAMPLES["feedback"]  # type: ignore[assignment]
 BLOB: m.BlobManifest = EXAMPLES["blob_manifest"]  # type: ignore[assignment]
 
 
@@ -127,6 +130,13 @@ REFUSED = {
     "step: rewards of other rollouts": Case(STEP, {"rewards": [1.0]}, "differ in length"),
     "step: a NaN loss": Case(STEP, {"loss": np.nan}, "finite"),
     "step: an infinite metric": Case(STEP, {"metrics": {"kl": np.inf}}, "finite"),
+    "decision: a NaN feature": Case(DECISION, {"features": {"length": np.nan}}, "finite"),
+    "decision: more than certain": Case(DECISION, {"propensity": 1.01}, "propensity"),
+    "outcome: another cost than its attempts'": Case(OUTCOME, {"cost": 1}, "another sum"),
+    "outcome: a negative counterfactual": Case(OUTCOME, {"counterfactual": -1}, "counterfactual"),
+    "outcome: infinite seconds": Case(OUTCOME, {"seconds": np.inf}, "finite"),
+    "feedback: that says nothing": Case(FEEDBACK, {"score": None, "passed": None, "correction": ""}, "says neither"),
+    "feedback: a score above 1": Case(FEEDBACK, {"score": 1.5}, "score"),
 }
 
 
@@ -245,6 +255,29 @@ READ_BY_ANY_CLIENT = {
     "generator_report": {"type": "generator_report", "outcomes": {"ok": 410, "wrong": 228, "verifier_timeout": 2}},
     "heartbeat": {"type": "heartbeat", "service": "generator", "state": "ready"},
     "dead_letter": {"type": "dead_letter", "code": "malformed", "payload": b"\x00\xff", "sequence": 977},
+    "route_request": {"type": "route_request", "id": "ask-7", "run": "demo", "key": "build-bots", "session": ""},
+    "route_decision": {
+        "type": "route_decision",
+        "request_id": "req-5f0c",
+        "pool": "small",
+        "order": ["large"],
+        "scores": {
+            "small": {"success": 0.9375, "cost": 73_600_000},
+            "large": {"success": 0.96875, "cost": 4_150_000_000},
+        },
+        "propensity": 0.9921875,
+        "policy": "7",
+        "error": "",
+    },
+    "route_decision-refused": {"pool": "", "reason": "refused", "scores": {}},
+    "route_outcome": {
+        "type": "route_outcome",
+        "request_id": "req-5f0c",
+        "status": "ok",
+        "cost": 2_406_560_000,
+        "counterfactual": 2_100_000_000,
+    },
+    "feedback": {"type": "feedback", "request_id": "req-5f0c", "score": 0.75, "passed": True, "correction": '{"a": 1}'},
 }
 
 
