@@ -51,6 +51,18 @@ class KeySettings(Section):
     pools: frozenset[str] = Field(frozenset(), description="pools it may use; empty = all")
 
 
+class PlanSettings(Section):
+    """How requests are taken apart, and how far."""
+
+    planner: Literal["structural", "model", "none"] = Field(
+        "structural", description="structural: by its form; model: a model plans, by its form when it fails; none: never"
+    )
+    subtasks: int = Field(8, ge=2, le=64, description="most subtasks of a plan")
+    depth: int = Field(3, ge=1, le=16, description="most subtasks that wait for each other")
+    width: int = Field(8, ge=1, le=64, description="subtasks in progress at once")
+    usd: float = Field(0.0, ge=0, description="dollars that one plan may cost; 0 = without limit of its own")
+
+
 class RouterSettings(Section):
     """Requests in, decisions and answers out."""
 
@@ -59,5 +71,6 @@ class RouterSettings(Section):
     directory: Path = Field(Path("runs/router"), description="ledger, routing policies, and messages not yet published")
     pools: dict[str, PoolSettings] = Field(default_factory=dict, description="pools by name, as applications see them")
     keys: dict[str, KeySettings] = Field(default_factory=dict, description="API keys by name; none = open to everyone")
+    plan: PlanSettings = Field(default_factory=PlanSettings, description="how requests are taken apart")
     tolerance: float = Field(0.1, ge=0, le=1, description="P(success) that `auto` may give up for a lower cost")
     exploration: float = Field(0.01, ge=0, le=0.2, description="share of decisions made at random, to learn from")

@@ -22,7 +22,10 @@ class Kind(StrEnum):
     TRANSLATION = "translation"
     ARITHMETIC = "arithmetic"
     SYNTAX = "syntax"  # checks and fixes of syntax
+    EXPLANATION = "explanation"  # explanations, comparisons, reviews
+    WRITING = "writing"  # prose of one's own: stories, letters, ideas
     DESIGN = "design"  # architecture, plans, trade-offs
+    PROOF = "proof"  # proofs, derivations, puzzles
     DEBUGGING = "debugging"
     EXPLORING = "exploring"  # an agent looks around: reads, lists, searches
     PRODUCING = "producing"  # an agent writes
@@ -50,6 +53,7 @@ class Subtask:
     prompt: str  # what is asked, complete in itself but for `inputs`; empty = the request as it stands
     inputs: tuple[str, ...] = ()  # names of the subtasks whose answers it needs
     check: Check | None = None
+    minimum: str = ""  # tier below which it must not go: strong while a session has escalated
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,8 @@ class Plan:
     planner: str  # whole, structural, model
     join: str = "none"  # none: one subtask; concatenate: in order, under their headings; model: a deep model joins
     titles: dict[str, str] = field(default_factory=dict)  # subtask -> its heading in a concatenated answer
+    text: str = ""  # what the user really asked, capped: of the turn that is answered, or of the one it confirms
+    trajectory: dict[str, float] = field(default_factory=dict)  # figures about an agent's turns; empty = no agent
 
     @property
     def whole(self) -> bool:
