@@ -101,6 +101,7 @@ class Reply:
     tool_calls: tuple[dict[str, Any], ...] = ()  # of the first choice
     policy: tuple[int, int, str] | None = None  # generation, version and digest of the weights, for bus pools
     rollout: str = ""  # id of the rollout with its log-probs, for bus pools
+    pool: str = ""  # that answered; filled in by the relay
 
 
 @dataclass(frozen=True)
@@ -113,3 +114,4 @@ class Chunk:
     usage: Usage | None = None  # on the chunk that carries it
     policy: tuple[int, int, str] | None = None
     rollout: str = ""
+    pool: str = ""  # as in Reply

@@ -1,0 +1,52 @@
+"""Every header that the gateway reads or writes, in one place.
+
+Asked by applications:
+
+    authorization           Bearer <API key>
+    x-tailrace-session      any text; requests with the same one are turns of one conversation, and stay on a pool
+                            whose prompt cache holds it
+
+Given with every answer of /v1/chat/completions:
+
+    x-tailrace-request-id   id of the answer, of its decision and outcome on the bus, and for POST /v1/feedback
+    x-tailrace-model        pool that answered; of several, the one whose part needed most
+    x-tailrace-tier         its tier: compact or strong
+    x-tailrace-decision     why this pool: policy, named, affinity, explored, only_pool, ...
+    x-tailrace-cost         US dollars of all calls made for the answer, failed ones included
+    x-tailrace-overhead-ms  milliseconds spent in the router itself
+    x-tailrace-attempts     calls made for the answer, failed ones included
+    x-tailrace-session      the conversation's name, hashed, as in decisions and outcomes
+
+A stream's headers are sent with its first chunk (or after a few seconds of silence), and say what is known by then:
+attempts that had failed, the pool that answers, the router's time so far. What an answer cost is known at its end: a
+stream's last line before `data: [DONE]` is the comment
+
+    : x-tailrace-cost=0.000213 x-tailrace-attempts=2
+
+which clients of server-sent events skip, and its chunk with usage, where one was asked for, has `usage.cost` in US
+dollars, as a plain answer has.
+
+Errors may bear
+
+    retry-after             whole seconds after which it is worth trying again
+    x-should-retry: false   where trying again is of no use before a budget is renewed; OpenAI's clients heed it
+"""
+
+from __future__ import annotations
+
+AUTHORIZATION = "authorization"
+SESSION = "x-tailrace-session"
+REQUEST_ID = "x-tailrace-request-id"
+MODEL = "x-tailrace-model"
+TIER = "x-tailrace-tier"
+DECISION = "x-tailrace-decision"
+COST = "x-tailrace-cost"
+OVERHEAD = "x-tailrace-overhead-ms"
+ATTEMPTS = "x-tailrace-attempts"
+RETRY_AFTER = "retry-after"
+SHOULD_RETRY = "x-should-retry"
+
+
+def dollars(picodollars: int) -> str:
+    """An amount in plain decimals, without trailing zeros."""
+    return f"{picodollars // 10**12}.{picodollars % 10**12:012d}".rstrip("0").rstrip(".")
