@@ -8,8 +8,8 @@ In a test::
         upstream.url    # http://127.0.0.1:port/v1
         upstream.calls  # what it received, and whether the client went away
 
-As a process: `python -m tests.upstream --port 0 --answer '{"text": "hi", "pace": 0.01}'` prints its address; `GET /calls`
-there tells what it received.
+As a process: `python -m tests.upstream --port 0 --answer '{"text": "hi", "pace": 0.01}'` prints its address;
+`GET /calls` there tells what it received.
 """
 
 from __future__ import annotations
