@@ -17,6 +17,7 @@ Nat = Annotated[int, Meta(ge=0, le=INT64_MAX)]
 Positive = Annotated[int, Meta(ge=1, le=INT64_MAX)]
 # `$` alone would let a trailing newline through in Python; the lookahead means the same in every dialect
 Token = Annotated[str, Meta(pattern=r"^[a-z0-9-]+(?!\n)$")]
+TokenOrNone = Annotated[str, Meta(pattern=r"^[a-z0-9-]*(?!\n)$")]
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}(?!\n)$")]
 
 

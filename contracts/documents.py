@@ -38,11 +38,12 @@ Vocabularies are open: a value not listed here is not an error. No number is NaN
 from the `blob` subject of that digest: raw chunks, then a `blob_manifest`. The header `Tailrace-Offset` says where a
 chunk belongs, so order and repetition do not matter. Check the size and the sha256.
 
-**Delivery.** Every message is published with a JetStream acknowledgement. `x-jetstream` names the stream of a channel,
-`x-streams` describes all of them. A receive operation with `x-durable` pulls from that existing durable consumer,
-shared by all workers, acknowledges explicitly, and extends `ack_wait` with in-progress signals; a core NATS queue
-subscription is not a substitute, so no NATS binding names one. All other receive operations use a consumer of their
-own. What cannot be used goes to `dlq` with the reason.
+**Delivery.** A channel with `x-core` is plain NATS: nothing is stored, whoever listens now gets it, at most once, and
+no claim stands there. Everywhere else every message is published with a JetStream acknowledgement: `x-jetstream` names
+the stream of a channel, `x-streams` describes all of them. A receive operation with `x-durable` pulls from that
+existing durable consumer, shared by all workers, acknowledges explicitly, and extends `ack_wait` with in-progress
+signals; a core NATS queue subscription is not a substitute, so no NATS binding names one. All other receive operations
+on streams use a consumer of their own. What cannot be used goes to `dlq` with the reason.
 
 **Reading.** Any msgpack client will do, in Python: `msgpack.unpackb(data)["reward"]`, and for an array
 `numpy.frombuffer(field["data"], "<i4").reshape(field["shape"])`.
@@ -53,6 +54,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "purpose": {"description": "Why the task is sampled.", "examples": [item.value for item in messages.Purpose]},
     "pool": {"description": "Group of generators that shares this work.", "examples": ["default"]},
     "digest": {"description": "sha256 of the whole blob, lower-case hex.", "examples": ["0" * 64]},
+    "reply": {"description": "Chosen by whoever published the task.", "examples": ["9f1c04d2a7b35e68"]},
     "stream": {"description": "Stream the unusable message lay in, lower case.", "examples": ["rollouts"]},
 }
 
@@ -170,11 +172,10 @@ def _components(kind: type[Message], template: str) -> dict[str, Any]:
         comments = comments_of(info.cls)
         for name, field in schema["properties"].items():
             schema["properties"][name] = _described(field, comments.get(name))
-    body = components[kind.__name__]
-    body["properties"]["type"] = {"const": tag_of(kind), "description": "wire name of the message"}
-    version = body["properties"]["v"]["description"]
-    body["properties"]["v"] = {"const": kind.MAJOR, "description": version}
-    body["required"] = ["type", "v", *(name for name in body["required"] if name != "type")]
+        if issubclass(info.cls, Message):
+            schema["properties"]["type"] = {"const": tag_of(info.cls), "description": "wire name of the message"}
+            schema["properties"]["v"] = {"const": info.cls.MAJOR, "description": comments["v"]}
+            schema["required"] = ["type", "v", *(name for name in schema["required"] if name != "type")]
     return components
 
 
@@ -202,21 +203,27 @@ def _described(field: dict[str, Any], comment: str | None) -> dict[str, Any]:
 
 
 def _channel(channel: Channel) -> dict[str, Any]:
-    stream = next(stream for stream in STREAMS if stream.name == channel.stream)
     return {
         "address": channel.template,
         "description": channel.description,
         "messages": {name: {"$ref": f"#/components/messages/{name}"} for name in _bodies(channel)},
         "parameters": {name: PARAMETERS[name] for name in channel.parameters},
-        "x-jetstream": {"stream": stream.name, "retention": stream.retention, "discard": stream.discard},
+        **_storage(channel),
     }
+
+
+def _storage(channel: Channel) -> dict[str, Any]:
+    if not channel.stored:
+        return {"x-core": True}
+    stream = next(stream for stream in STREAMS if stream.name == channel.stream)
+    return {"x-jetstream": {"stream": stream.name, "retention": stream.retention, "discard": stream.discard}}
 
 
 def _bodies(channel: Channel) -> list[str]:
     """Names of what may stand on a channel: its message, and what carries large bodies."""
     if channel.message is messages.BlobManifest:
         return [tag_of(channel.message), "chunk"]
-    if channel.message is messages.DeadLetter:
+    if channel.message is messages.DeadLetter or not channel.stored:
         return [tag_of(channel.message)]
     return [tag_of(channel.message), tag_of(Claim)]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from hashlib import sha256
 
+import msgspec
 import numpy as np
 
 from contracts import messages as m
@@ -92,11 +93,48 @@ EXAMPLES: dict[str, m.Message] = {
         sampling=m.Sampling(max_tokens=64, temperature=0.0),
         split=m.Split.HELDOUT,
     ),
+    "task-traffic": m.Task(
+        id="chat-5f0c9a3be1d24c7786aa01d3",
+        run="demo",
+        purpose=m.Purpose.SERVE,
+        environment="serve",
+        seed=4_242,
+        group_size=1,
+        sampling=m.Sampling(max_tokens=64, temperature=0.7, stop=["\n\n"]),
+        issued_ns=START_NS,
+        turns=[
+            m.Turn(role="user", content="How warm is it in Bergen?"),
+            m.Turn(
+                role="assistant",
+                content="",
+                tool_calls='[{"id":"call-1","type":"function",'
+                '"function":{"name":"weather","arguments":"{\\"city\\":\\"Bergen\\"}"}}]',
+            ),
+            m.Turn(role="tool", content='{"celsius":11}', tool_call_id="call-1"),
+        ],
+        tools='[{"type":"function","function":{"name":"weather","parameters":{"type":"object"}}}]',
+        reply="9f1c04d2a7b35e68",
+        deadline_ns=START_NS + 60_000_000_000,
+    ),
     "rollout": _rollout(index=0, segments=[m.PolicySegment(start=5, policy=POLICY)]),
     "rollout-swapped": _rollout(
         index=1,
         segments=[m.PolicySegment(start=5, policy=POLICY), m.PolicySegment(start=7, policy=NEWER_POLICY)],
         teacher_tokens=Tensor.of(np.array([65, 42, 216, 39, 17, 9, 8], np.int32)),
+    ),
+    "rollout-served": msgspec.structs.replace(
+        _rollout(
+            index=0,
+            segments=[m.PolicySegment(start=5, policy=POLICY)],
+            outcome=m.Outcome.PENDING,
+            reward=None,
+            reward_parts={},
+        ),
+        id="chat-5f0c9a3be1d24c7786aa01d3.0",
+        task_id="chat-5f0c9a3be1d24c7786aa01d3",
+        group_size=1,
+        purpose=m.Purpose.SERVE,
+        environment="serve",
     ),
     "rollout-unscored": _rollout(
         index=2,
@@ -154,6 +192,58 @@ EXAMPLES: dict[str, m.Message] = {
         parent=None,
         published_ns=START_NS,
     ),
+    "promotion": m.Promotion(
+        run="demo",
+        version=m.PolicyVersion(
+            run="demo",
+            policy=NEWER_POLICY,
+            tensors=[m.TensorSpec(name="model.embed_tokens.weight", dtype="bfloat16", shape=[1000, 900], offset=0)],
+            size=1_800_000,
+            bundle=BUNDLE,
+            parent=POLICY,
+            published_ns=START_NS + 1_200_000_000,
+        ),
+        previous=POLICY,
+        decided_by="ada",
+        reason="answers in whole sentences again",
+        override=True,
+        at_ns=START_NS + 2_000_000_000,
+    ),
+    "tokens": m.Tokens(
+        run="demo",
+        task_id="chat-5f0c9a3be1d24c7786aa01d3",
+        attempt=1,
+        index=0,
+        start=3,
+        text=" 11 °C",
+        tokens=[216, 33, 9107, 51],
+        pieces=[" ", "11", " °", "C"],
+        logprobs=[-0.25, -1.5, -0.125, 0.0],
+        policy=POLICY,
+        generator="generator-serve-1",
+    ),
+    "tokens-last": m.Tokens(
+        run="demo",
+        task_id="chat-5f0c9a3be1d24c7786aa01d3",
+        attempt=1,
+        index=0,
+        start=7,
+        finish=m.Finish.STOP,
+        prompt_tokens=58,
+        rollout="chat-5f0c9a3be1d24c7786aa01d3.0",
+        generator="generator-serve-1",
+    ),
+    "tokens-error": m.Tokens(
+        run="demo",
+        task_id="chat-c4d1",
+        attempt=1,
+        index=0,
+        start=0,
+        code=m.TokensError.PROMPT_TOO_LONG,
+        error="the prompt of 9000 tokens leaves no room in a window of 8192",
+        generator="generator-serve-1",
+    ),
+    "cancel": m.Cancel(run="demo", task_id="chat-5f0c9a3be1d24c7786aa01d3"),
     "step_report": m.StepReport(
         run="demo",
         policy=NEWER_POLICY,

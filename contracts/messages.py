@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from contracts.base import Digest, Message, Nat, PolicyRef, Positive, Token, require_finite
+from contracts.base import Digest, Message, Nat, PolicyRef, Positive, Token, TokenOrNone, require_finite
 from contracts.errors import InvalidMessage
 from contracts.routing import Feedback, RouteDecision, RouteOutcome, RouteRequest
 from contracts.tensors import ITEM_SIZES, Tensor, byte_count
@@ -46,6 +46,7 @@ class Outcome(StrEnum):
     TRUNCATED = "truncated"
     VERIFIER_TIMEOUT = "verifier_timeout"
     VERIFIER_ERROR = "verifier_error"
+    PENDING = "pending"  # an answer to a user: nobody has judged it yet
 
 
 class Finish(StrEnum):
@@ -81,6 +82,15 @@ class Sampling(msgspec.Struct, frozen=True):
     stop: list[str] = []  # a completion ends with, and includes, the token that completes one of these
 
 
+class Turn(msgspec.Struct, frozen=True):
+    """One message of a conversation."""
+
+    role: str  # system, user, assistant or tool
+    content: str  # text; empty where an assistant only calls tools
+    tool_calls: str = ""  # of an assistant: JSON array of OpenAI's tool calls; empty = none
+    tool_call_id: str = ""  # of a tool's result: the call that it answers
+
+
 class Task(Message, frozen=True, tag="task"):
     """One prompt to sample a group for: learner, router or analyzer -> generators."""
 
@@ -95,6 +105,10 @@ class Task(Message, frozen=True, tag="task"):
     generation: Nat = 0  # learner generation that published the task
     min_version: Nat = 0  # a generator samples with this version of that generation, or newer, never older
     issued_ns: Nat = 0  # unix ns: first published
+    turns: list[Turn] = []  # the conversation to go on with, for tasks from traffic; the seed is then the sampling's
+    tools: str = ""  # JSON array of OpenAI's tool definitions, for the chat template; empty = none
+    reply: TokenOrNone = ""  # token of the subject that the sampled tokens are streamed to; empty = nobody listens
+    deadline_ns: Nat = 0  # unix ns after which nobody waits for the answer; 0 = without limit
 
 
 class PolicySegment(msgspec.Struct, frozen=True):
@@ -281,6 +295,77 @@ class PolicyVersion(Message, frozen=True, tag="policy_version"):
         return self.patches[-1].size if self.patches else self.size
 
 
+class Promotion(Message, frozen=True, tag="promotion"):
+    """From now on production is served by this policy: analyzer, operators -> generators, router."""
+
+    run: Token  # run id
+    version: PolicyVersion  # the policy, with all that is needed to load it
+    previous: PolicyRef | None  # that served until now; None = none
+    decided_by: str  # service instance, or the person's name
+    reason: str  # one sentence for people
+    override: bool  # True = a person decided, whatever the reports say
+    at_ns: Nat  # unix ns
+
+    def check(self) -> None:
+        self.version.check()
+        if self.version.run != self.run:
+            raise InvalidMessage(f"promotion in run {self.run}: its policy is one of run {self.version.run}")
+
+    @property
+    def policy(self) -> PolicyRef:
+        """The weights that serve from now on."""
+        return self.version.policy
+
+
+class TokensError(StrEnum):
+    """Why a completion could not be had; a sentence goes with it."""
+
+    PROMPT_TOO_LONG = "prompt_too_long"  # it leaves no room in the model's window
+    REFUSED = "refused"  # no generator of this pool can do it
+    FAILED = "failed"  # this one could not; another may
+    EXPIRED = "expired"  # the task's deadline passed
+
+
+class Tokens(Message, frozen=True, tag="tokens"):
+    """A stretch of one completion, streamed while it is sampled: generators -> router. Not stored anywhere.
+
+    Stretches of one attempt follow each other: `start` is the number of tokens before it. A task that is delivered
+    again streams again from its start as another attempt; what an earlier attempt said is void then.
+    """
+
+    run: Token  # run id
+    task_id: str  # the task it answers
+    attempt: Positive  # delivery of the task; a higher one takes the place of a lower
+    index: Nat  # completion in the group
+    start: Nat  # tokens of the completion before this stretch
+    text: str = ""  # what it adds to the answer: whole characters, without the stop string; may lag behind the tokens
+    tokens: list[Nat] = []  # [n] sampled token ids
+    pieces: list[str] = []  # [n] text of each token by itself, U+FFFD where that is no whole character
+    logprobs: list[float] = []  # [n] natural log, under the distribution sampled
+    policy: PolicyRef | None = None  # weights that sampled the stretch; None where it has no tokens
+    finish: str = ""  # Finish, on the completion's last stretch
+    prompt_tokens: Nat = 0  # on the last stretch
+    rollout: str = ""  # on the last stretch: id of the published rollout
+    code: str = ""  # TokensError: the whole task ends with it; empty = all is well
+    error: str = ""  # the sentence that goes with it
+    generator: str = ""  # instance
+
+    def check(self) -> None:
+        where = f"tokens of {self.task_id}"
+        if not len(self.tokens) == len(self.pieces) == len(self.logprobs):
+            raise InvalidMessage(f"{where}: tokens, pieces and logprobs differ in length")
+        if self.tokens and self.policy is None:
+            raise InvalidMessage(f"{where}: no policy sampled them")
+        require_finite(where, self.logprobs)
+
+
+class Cancel(Message, frozen=True, tag="cancel"):
+    """Nobody waits for this task any more: router -> generators. Not stored anywhere."""
+
+    run: Token  # run id
+    task_id: str  # of the task
+
+
 class StepReport(Message, frozen=True, tag="step_report"):
     """What one optimizer step consumed and did: learner -> all."""
 
@@ -328,6 +413,7 @@ class GeneratorReport(Message, frozen=True, tag="generator_report"):
     inflight: Nat  # completions being sampled now
     at_ns: Nat  # unix ns
     tasks: dict[str, Nat] = {}  # training tasks being worked on: id -> version loaded when sampling began
+    role: str = "train"  # train = samples for the learner and for evaluation; serve = answers production requests
 
     def check(self) -> None:
         require_finite(f"generator {self.generator}", [self.wall_seconds, self.idle_seconds, *self.seconds.values()])
@@ -376,4 +462,7 @@ MESSAGES: tuple[type[Message], ...] = (
     RouteDecision,
     RouteOutcome,
     Feedback,
+    Promotion,
+    Tokens,
+    Cancel,
 )

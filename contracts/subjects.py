@@ -12,10 +12,10 @@ from typing import Literal
 
 from contracts import messages as m
 
+TOKEN = re.compile(r"[a-z0-9-]+")
+
 MIB = 1024 * 1024
 HOUR = 3600.0
-
-TOKEN = re.compile(r"[a-z0-9-]+")
 
 
 @dataclass(frozen=True)
@@ -35,15 +35,23 @@ class Stream:
 
 @dataclass(frozen=True)
 class Channel:
-    """A subject template: its stream, its contract, who publishes and who consumes."""
+    """A subject template: its stream, its contract, who publishes and who consumes.
+
+    Without a stream it is a core NATS subject: what is published there reaches whoever listens now, at most once.
+    """
 
     name: str
     template: str
-    stream: str
+    stream: str  # empty = core NATS
     message: type[m.Message]
     publishers: tuple[str, ...]
     consumers: tuple[str, ...]
     description: str
+
+    @property
+    def stored(self) -> bool:
+        """Whether a stream keeps what is published here."""
+        return bool(self.stream)
 
     def subject(self, **tokens: str) -> str:
         """Fill the template. Raises `ValueError` on a token that is missing, unknown or not `[a-z0-9-]+`."""
@@ -148,6 +156,18 @@ POLICY_PUBLISHED = Channel(
     "policy.published", "tailrace.v1.{run}.policy.published", "POLICY", m.PolicyVersion,
     ("learner",), ("generator", "router", "analyzer"), "A policy that can be loaded now.",
 )  # fmt: skip
+POLICY_PROMOTED = Channel(
+    "policy.promoted", "tailrace.v1.{run}.policy.promoted", "POLICY", m.Promotion,
+    ("analyzer", "operators"), ("generator", "router", "analyzer"), "Which policy serves production from now on.",
+)  # fmt: skip
+TOKENS = Channel(
+    "tokens", "tailrace.v1.{run}.tokens.{reply}", "", m.Tokens,
+    ("generator",), ("router",), "Completions as they are sampled, for whoever published the task.",
+)  # fmt: skip
+CANCEL = Channel(
+    "cancel", "tailrace.v1.{run}.cancel", "", m.Cancel,
+    ("router",), ("generator",), "Nobody waits for a task any more.",
+)  # fmt: skip
 WEIGHTS = Channel(
     "weights", "tailrace.v1.{run}.weights.{digest}", "WEIGHTS", m.BlobManifest,
     ("learner",), ("generator",), "Raw chunks of one blob, then its manifest.",
@@ -178,7 +198,8 @@ DLQ = Channel(
 )  # fmt: skip
 
 CHANNELS: tuple[Channel, ...] = (
-    TASK, ROLLOUT, DISCARD, STEP, GENERATOR, HEARTBEAT, POLICY_PUBLISHED, WEIGHTS, BLOB,
+    TASK, ROLLOUT, DISCARD, STEP, GENERATOR, HEARTBEAT, POLICY_PUBLISHED, POLICY_PROMOTED, WEIGHTS, BLOB,
+    TOKENS, CANCEL,
     ROUTE_REQUEST, ROUTE_DECISION, ROUTE_OUTCOME, FEEDBACK, DLQ,
 )  # fmt: skip
 

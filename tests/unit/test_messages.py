@@ -23,6 +23,9 @@ TASK: m.Task = EXAMPLES["task"]  # type: ignore[assignment]
 DECISION: m.RouteDecision = EXAMPLES["route_decision"]  # type: ignore[assignment]
 OUTCOME: m.RouteOutcome = EXAMPLES["route_outcome"]  # type: ignore[assignment]
 FEEDBACK: m.Feedback = EXAMPLES["feedback"]  # type: ignore[assignment]
+TRAFFIC: m.Task = EXAMPLES["task-traffic"]  # type: ignore[assignment]
+PROMOTION: m.Promotion = EXAMPLES["promotion"]  # type: ignore[assignment]
+TOKENS: m.Tokens = EXAMPLES["tokens"]  # type: ignore[assignment]
 BLOB: m.BlobManifest = EXAMPLES["blob_manifest"]  # type: ignore[assignment]
 
 
@@ -136,6 +139,15 @@ REFUSED = {
     "outcome: a negative counterfactual": Case(OUTCOME, {"counterfactual": -1}, "counterfactual"),
     "outcome: infinite seconds": Case(OUTCOME, {"seconds": np.inf}, "finite"),
     "feedback: that says nothing": Case(FEEDBACK, {"score": None, "passed": None, "correction": ""}, "says neither"),
+    "task: tokens to many subjects": Case(TRAFFIC, {"reply": ">"}, "reply"),
+    "promotion: a policy of another run": Case(PROMOTION, {"run": "other"}, "one of run demo"),
+    "promotion: a policy that contradicts itself": Case(
+        PROMOTION, {"version": msgspec.structs.replace(PROMOTION.version, size=1)}, "of 1"
+    ),
+    "tokens: a log-prob too few": Case(TOKENS, {"logprobs": [-1.0]}, "differ in length"),
+    "tokens: a NaN log-prob": Case(TOKENS, {"logprobs": [np.nan] * 4}, "finite"),
+    "tokens: sampled by nobody": Case(TOKENS, {"policy": None}, "no policy"),
+    "tokens: of no attempt": Case(TOKENS, {"attempt": 0}, "attempt"),
     "feedback: a score above 1": Case(FEEDBACK, {"score": 1.5}, "score"),
 }
 
@@ -277,6 +289,41 @@ READ_BY_ANY_CLIENT = {
         "cost": 2_406_560_000,
         "counterfactual": 2_100_000_000,
     },
+    "task-traffic": {
+        "purpose": "serve",
+        "environment": "serve",
+        "reply": "9f1c04d2a7b35e68",
+        "deadline_ns": 1790000060000000000,
+        "tools": '[{"type":"function","function":{"name":"weather","parameters":{"type":"object"}}}]',
+        "turns": [
+            {"role": "user", "content": "How warm is it in Bergen?", "tool_calls": "", "tool_call_id": ""},
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": '[{"id":"call-1","type":"function","function":{"name":"weather",'
+                '"arguments":"{\\"city\\":\\"Bergen\\"}"}}]',
+                "tool_call_id": "",
+            },
+            {"role": "tool", "content": '{"celsius":11}', "tool_calls": "", "tool_call_id": "call-1"},
+        ],
+    },
+    "rollout-served": {"purpose": "serve", "environment": "serve", "outcome": "pending", "reward": None},
+    "promotion": {"type": "promotion", "decided_by": "ada", "override": True},
+    "tokens": {
+        "type": "tokens",
+        "task_id": "chat-5f0c9a3be1d24c7786aa01d3",
+        "attempt": 1,
+        "index": 0,
+        "start": 3,
+        "text": " 11 °C",
+        "tokens": [216, 33, 9107, 51],
+        "pieces": [" ", "11", " °", "C"],
+        "logprobs": [-0.25, -1.5, -0.125, 0.0],
+        "finish": "",
+    },
+    "tokens-last": {"finish": "stop", "prompt_tokens": 58, "rollout": "chat-5f0c9a3be1d24c7786aa01d3.0", "tokens": []},
+    "tokens-error": {"code": "prompt_too_long"},
+    "cancel": {"type": "cancel", "task_id": "chat-5f0c9a3be1d24c7786aa01d3"},
     "feedback": {"type": "feedback", "request_id": "req-5f0c", "score": 0.75, "passed": True, "correction": '{"a": 1}'},
 }
 
