@@ -19,6 +19,7 @@ class PoolState:
     reason: str = ""  # why not
     cached_tokens: int = 0  # of this session's prompt, believed to lie in its prompt cache
     retry_after: float = 0.0  # seconds until it may be available again
+    expiring: float = 0.0  # P(what it has cached is needed again, and will be gone unless this call goes there)
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Decision:
     """What was decided, with all that is needed to judge it later."""
 
     pool: str
-    order: tuple[str, ...]  # fallbacks, best first
+    order: tuple[str, ...]  # the chosen one and what to fall back on, best first
     reason: str
     scores: dict[str, PoolScore]
     excluded: dict[str, str]
