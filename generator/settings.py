@@ -25,6 +25,9 @@ class VllmSettings(Section):
 class GeneratorSettings(Section):
     """Tasks in, rollouts out."""
 
+    role: Literal["train", "serve"] = Field(
+        "train", description="train: tasks of the learner and of evaluation; serve: requests, with the promoted policy"
+    )
     pool: str = Field("default", pattern=r"^[a-z0-9-]+$", description="tasks of this pool are sampled here")
     engine: Literal["torch", "vllm"] = Field("torch", description="what samples: torch, or vllm where it is installed")
     max_requests: int = Field(64, ge=1, description="completions sampled at once")
@@ -34,3 +37,7 @@ class GeneratorSettings(Section):
     verifiers: int = Field(1, ge=1, description="verifier processes")
     verifier_seconds: float = Field(5.0, gt=0, description="time limit of one verification")
     vllm: VllmSettings = VllmSettings()
+
+    def task_pools(self) -> set[str]:
+        """See `Section.task_pools`."""
+        return {self.pool}

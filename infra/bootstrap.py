@@ -34,7 +34,7 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 PATIENCE = 30.0  # seconds for each request
-PURPOSES = (Purpose.TRAIN, Purpose.EVAL)
+PURPOSES = (Purpose.TRAIN, Purpose.EVAL, Purpose.SERVE)
 NO_JETSTREAM = {10039, 10076}  # for this account, for this server
 KV_MAX_BYTES = 256 * 1024 * 1024
 MIB = 1024 * 1024

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import structlog
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 from nats.js.api import ConsumerInfo, Header, RawStreamMsg, StreamInfo
 from nats.js.errors import APIError, NotFoundError
 
@@ -20,12 +22,12 @@ from contracts.messages import Claim, Message
 from contracts.subjects import BLOB, DLQ, KV_BUCKET, Channel
 from infra import instruments, telemetry
 from infra.blobs import HEADROOM_BYTES, BlobError, BlobStore
-from infra.connection import Connection, Outgoing, PublishFailed, QueueFull, Unavailable
+from infra.connection import Connection, Outgoing, PublishFailed, QueueFull, Subscriber, Unavailable
 from infra.deadletters import dead_letter
 from infra.pull import Raw, tail
 from infra.settings import NatsSettings
 
-__all__ = ["Bus", "PublishFailed", "QueueFull", "Received", "Unavailable"]
+__all__ = ["Bus", "PublishFailed", "QueueFull", "Received", "Subscriber", "Unavailable"]
 
 log = structlog.get_logger(__name__)
 
@@ -34,6 +36,8 @@ M = TypeVar("M", bound=Message)
 PUBLISH_PATIENCE = 300.0  # within the streams' duplicate window, so that repetition stays harmless
 CLAIM_SECONDS = 60.0  # to read a message's body
 WRONG_LAST_SEQUENCE = {10071, 10164}
+TELL_PATIENCE = 5.0  # seconds
+LISTEN_LIMIT = 16_384  # messages
 SCHEMA_HEADER = "Tailrace-Schema"
 OPERATION_HEADER = "KV-Operation"
 
@@ -47,6 +51,7 @@ class Received(Generic[M]):
     subject: str
     headers: dict[str, str]
     time_ns: int  # server time at which it was stored, unix ns
+    deliveries: int = 1  # how often it was delivered, this time included
 
 
 class Unusable(Exception):
@@ -164,6 +169,44 @@ class Bus:
                     instruments.consumed(channel.template, 1, consumer)
                     yield received  # type: ignore[misc]  # `expected` is `kind` where the caller gave one
 
+    # --- messages that are not stored: to whoever listens now --------------------------------------------------------
+
+    async def tell(self, channel: Channel, message: Message, *, patience: float = TELL_PATIENCE, **tokens: str) -> None:
+        """Publish on a core subject. Raises `InvalidMessage`, or `Unavailable` after `patience` seconds without server.
+
+        That it was sent does not say that anybody got it; some may get it twice.
+        """
+        subject, body, headers = channel.subject(**tokens), codec.encode(message), codec.headers_of(message)
+        telemetry.inject(headers)
+
+        async def request(client: Client, _: float) -> None:
+            await client.publish(subject, body, headers=headers)
+
+        await self.connection.call(request, patience=patience)
+
+    async def listen(
+        self, channel: Channel, take: Callable[[M], None], *, kind: type[M], limit: int = LISTEN_LIMIT, **tokens: str
+    ) -> Subscriber:
+        """Give each message of a core subject to `take`, which must not block; `connection.unsubscribe` ends it.
+
+        What cannot be used is logged and dropped, and so is what comes while `limit` messages wait. What is sent while
+        the server is away is missed. Raises `Unavailable`.
+        """
+
+        async def usable(raw: Msg) -> None:
+            try:
+                message = codec.decode(memoryview(raw.data), kind)
+            except Exception as error:  # hostile content must not stop a listener, whatever it manages to raise
+                instruments.dropped(channel.template)
+                log.warning("message dropped", subject=raw.subject, size=len(raw.data), reason=str(error))
+                return
+            instruments.consumed(channel.template, 1)
+            take(message)
+
+        return await self.connection.subscribe(channel.filter(**tokens), usable, limit=limit)
+
+    # --- facts about messages and streams ----------------------------------------------------------------------------
+
     async def open(self, raw: Raw, kind: type[M]) -> Received[M]:
         """Decode a message, fetching its body where a claim stands for it. Raises `Unusable` or `Unavailable`."""
         try:
@@ -179,7 +222,7 @@ class Bus:
             raise
         except Exception as error:  # hostile content must not stop a reader, whatever it manages to raise
             raise Unusable(ContractError.code, f"{type(error).__name__}: {error}") from error
-        return Received(message, raw.sequence, raw.subject, raw.headers, raw.time_ns)
+        return Received(message, raw.sequence, raw.subject, raw.headers, raw.time_ns, raw.deliveries)
 
     async def bury(self, raw: Raw, *, stream: str, consumer: str, code: str, reason: str) -> None:
         """Publish the dead letter of a message, once per message and consumer. Raises as `publish` does."""
@@ -199,7 +242,14 @@ class Bus:
                     raise
                 log.info("reading waits for the server", reason=str(error))
 
-    # --- facts about streams ------------------------------------------------------------------------------------------
+    async def withdraw(self, channel: Channel, sequence: int, *, patience: float = TELL_PATIENCE) -> None:
+        """Delete a message that was published and is not wanted any more, handled or not. Raises `Unavailable`."""
+
+        async def request(client: Client, limit: float) -> None:
+            with contextlib.suppress(APIError):  # it is gone already
+                await client.jetstream(timeout=limit).delete_msg(channel.stream, sequence)
+
+        await self.connection.call(request, patience=patience)
 
     async def stream_info(self, name: str) -> StreamInfo:
         """Configuration and state of a stream. Raises nats-py's `NotFoundError`, or `Unavailable`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 
 from contracts.messages import PolicyRef, PolicyVersion, TensorSpec, WeightPatch
@@ -41,6 +42,12 @@ def blobs_of(version: PolicyVersion) -> frozenset[str]:
     """Digests of all blobs that readers of a version may need, its bundle included."""
     weights = {version.policy.digest, *(patch.digest for patch in version.patches)}
     return frozenset(weights | {version.bundle} | ({version.keyframe.digest} if version.keyframe else set()))
+
+
+def is_stored(version: PolicyVersion, blobs: Set[str]) -> bool:
+    """Whether `blobs` are enough to load a version: its bundle, and its weights whole or as a chain."""
+    chain = {version.keyframe.digest, *(patch.digest for patch in version.patches)} if version.keyframe else None
+    return version.bundle in blobs and (version.policy.digest in blobs or (chain is not None and chain <= blobs))
 
 
 def may_extend(

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 from nats.errors import BadHeaderError, BadSubjectError, MaxPayloadError, SlowConsumerError
 from nats.errors import Error as NatsError
 from nats.js.api import Header
@@ -76,6 +77,16 @@ class Stored:
     duplicate: bool  # the stream already had this message id
 
 
+@dataclass(eq=False)
+class Subscriber:
+    """Who listens on a core subject, whichever client is in use."""
+
+    subject: str
+    take: Callable[[Msg], Awaitable[None]]
+    limit: int  # messages that may wait to be taken; what comes beyond is dropped by the client
+    subscription: Subscription | None = None  # with the client of the moment
+
+
 class Connection:
     """A connection of one service; `open` makes it."""
 
@@ -91,6 +102,7 @@ class Connection:
         self._last_trouble = ""
         self._reopening: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
+        self._subscribers: list[Subscriber] = []
 
     @classmethod
     async def open(cls, settings: NatsSettings, name: str) -> Connection:
@@ -257,6 +269,23 @@ class Connection:
         )
         return info.state.subjects or {}
 
+    async def subscribe(self, subject: str, take: Callable[[Msg], Awaitable[None]], *, limit: int) -> Subscriber:
+        """Take messages of a core subject, in order, until `unsubscribe`; what is sent while disconnected is missed.
+
+        What is published over this connection after it returns finds the subscription in place. Raises `Unavailable`.
+        """
+        subscriber = Subscriber(subject, take, limit)
+        await self.call(lambda client, _: _subscribe(client, subscriber))
+        self._subscribers.append(subscriber)
+        return subscriber
+
+    async def unsubscribe(self, subscriber: Subscriber) -> None:
+        """End a subscription; a server that is away never learns of it, and forgets it by itself."""
+        self._subscribers.remove(subscriber)
+        if subscriber.subscription is not None:
+            with contextlib.suppress(NatsError, OSError):
+                await subscriber.subscription.unsubscribe()
+
     async def close(self) -> None:
         """Flush and close, in bounded time whatever the server does."""
         self._closing = True
@@ -292,6 +321,8 @@ class Connection:
             reconnected_cb=self._on_connected,
             closed_cb=self._on_closed,
         )
+        for subscriber in self._subscribers:  # of the client before; through reconnections it takes them along itself
+            await _subscribe(self._client, subscriber)
         await self._on_connected()
 
     async def _watch(self) -> None:
@@ -336,12 +367,19 @@ class Connection:
             log.error("permission violation", detail=text)
             self._forbidden |= set(re.findall(r'publish to "([^"]+)"', text, re.IGNORECASE))
         elif isinstance(error, SlowConsumerError):
-            log.warning("messages dropped by the client, they are read again", subject=error.subject)
+            log.warning("messages dropped by the client, nobody took them in time", subject=error.subject)
         elif text != self._last_trouble:  # the same trouble at every attempt to reconnect is one line
             log.warning("connection trouble", error=text)
             self._last_trouble = text
         if "authorization" in text.lower() and self._refused is not None and not self._refused.done():
             self._refused.set_result(text)
+
+
+async def _subscribe(client: Client, subscriber: Subscriber) -> None:
+    if subscriber.subscription is None or subscriber.subscription._conn is not client:
+        subscriber.subscription = await client.subscribe(
+            subscriber.subject, cb=subscriber.take, pending_msgs_limit=subscriber.limit
+        )
 
 
 async def _store(

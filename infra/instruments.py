@@ -65,6 +65,13 @@ def consumed(template: str, count: int, consumer: str = "") -> None:
     _counter("messaging.client.consumed.messages", "{message}", "Messages delivered").add(count, labels)
 
 
+def dropped(template: str) -> None:
+    """A message that is not stored anywhere could not be used."""
+    _counter("tailrace.messages.dropped", "{message}", "Messages that could not be used and are lost").add(
+        1, {"messaging.destination.template": template}
+    )
+
+
 def staleness(versions: int) -> None:
     """Learner version at consumption minus version of a rollout's oldest token."""
     _histogram("tailrace.policy.staleness", "{version}", "Age of a trained rollout", STALENESS_BUCKETS).record(versions)

@@ -22,6 +22,7 @@ from infra.blobs import BlobError, BlobStore
 from infra.bus import Bus
 from infra.connection import Unavailable
 from infra.mirror import FETCH_SECONDS, Mirror, fetch_seconds
+from infra.production import Production
 from infra.retention import Retention
 
 log = structlog.get_logger(__name__)
@@ -41,6 +42,7 @@ class PolicyStore:
         self._keyframe_every = keyframe_every
         self._blobs = BlobStore(bus.connection, WEIGHTS, run)
         self._retention = Retention(bus, self._blobs, run)
+        self.production = Production(bus, self._blobs, self._retention, run)
         self._last: tuple[PolicyVersion, memoryview] | None = None  # published last, with the weights
         self._bundle: tuple[str, bytes] | None = None  # digest and content of the one put last
         self._answered: set[str] = set()  # keys of requests for whole weights
@@ -157,12 +159,17 @@ class PolicyStore:
         return (await self.mirror().bring_to(policy)).data
 
     async def collect(self, keep: int) -> int:
-        """Delete every blob but those of the newest `keep` versions and what is being read; return how many.
+        """Delete every blob but those of the newest `keep` versions, of what serves, and what is being read.
+
+        Returns how many.
 
         So what a learner stored and did not live to announce goes as well. For the learner, who alone publishes.
         """
         async with self._storing:
-            return await self._retention.collect(keep, await self.head())
+            promotion = await self.production.current()
+            serving = [promotion.version] if promotion is not None else []
+            head = await self.head()
+            return await self._retention.collect(keep, [*serving, head] if head is not None else serving)
 
     async def ask_for_whole(self, policy: PolicyRef) -> None:
         """Tell the publisher that a policy can be read by no way. The request expires by itself within seconds."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 
 from contracts.messages import PolicyRef, PolicyVersion
@@ -49,12 +49,14 @@ class Retention:
         finally:
             renewing.cancel()
 
-    async def collect(self, keep: int, head: PolicyVersion | None) -> int:
-        """Delete every blob but those that the head, the newest `keep` versions and readers need; return how many."""
+    async def collect(self, keep: int, spared: Sequence[PolicyVersion]) -> int:
+        """Delete every blob but those that the `spared` and the newest `keep` versions and readers need.
+
+        Returns how many.
+        """
         surplus = await self._blobs.list()  # looked at first: what is announced after it is not among them
         await self._learn_versions()
-        if head is not None:
-            surplus -= blobs_of(head)
+        surplus = surplus.difference(*map(blobs_of, spared))
         for policy in sorted(self._versions, reverse=True)[:keep]:
             surplus -= self._versions[policy]
         deleted = 0

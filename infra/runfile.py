@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,14 @@ def _table(model: BaseModel, path: tuple[str, ...]) -> Iterator[str]:
             yield from _table(value, (*path, name))
         else:
             yield f"\n[{'.'.join((*path, name))}]  # {fields[name].description}"
-            yield from (_line(key, item, None) for key, item in value.items())
+            yield from (_line(_key(key), item, None) for key, item in value.items() if not isinstance(item, BaseModel))
+            for key, item in value.items():
+                if isinstance(item, BaseModel):
+                    yield from _table(item, (*path, name, _key(key)))
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch("[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)
 
 
 def _line(name: str, value: Any, description: str | None) -> str:
@@ -42,6 +50,8 @@ def _line(name: str, value: Any, description: str | None) -> str:
 def _scalar(value: Any) -> str:
     if isinstance(value, SecretStr):
         return json.dumps("**********" if value.get_secret_value() else "")
+    if isinstance(value, frozenset):
+        value = sorted(value)
     if isinstance(value, list):
         return f"[{', '.join(_scalar(item) for item in value)}]"
     # JSON's strings, numbers and booleans are TOML's

@@ -219,5 +219,7 @@ async def _live(name: str, instance: str, settings: Settings, main: Callable[[Se
 
 async def _connect(name: str, instance: str, settings: Settings) -> Bus:
     bus = await Bus.connect(settings.nats, instance)
-    await bootstrap(bus, settings.run.name, [settings.section(name).pool], create=settings.nats.manage_streams)
+    await bootstrap(
+        bus, settings.run.name, sorted(settings.section(name).task_pools()), create=settings.nats.manage_streams
+    )
     return bus

@@ -28,6 +28,10 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True, frozen=True)
 
+    def task_pools(self) -> set[str]:
+        """Pools of generators whose work queues the service publishes to or takes from."""
+        return set()
+
 
 class RunSettings(Section):
     """Which run this process belongs to."""
@@ -93,12 +97,19 @@ class Settings(BaseSettings):
     telemetry: TelemetrySettings = TelemetrySettings()
     service: ServiceSettings = ServiceSettings()
     processes: dict[str, int] = Field(
-        default_factory=dict, description="how many processes of each service the local supervisor starts"
+        default_factory=dict,
+        description="how many processes of each service, or service.role, the local supervisor starts",
     )
 
     def section(self, name: str) -> Any:
         """A service's section by its entry point name, e.g. `settings.section("learner")`."""
         return getattr(self, name)
+
+
+def task_pools(settings: Settings) -> list[str]:
+    """Every pool of generators that any section names."""
+    sections = [settings.section(point.name) for point in entry_points(group="tailrace.settings")]
+    return sorted(set[str]().union(*(section.task_pools() for section in sections)))
 
 
 @cache

@@ -76,7 +76,7 @@ class Summary:
                 self.steps.setdefault(message.policy, (message, stored_ns))
             case m.Discard():
                 self._add_discard(message)
-            case m.GeneratorReport():
+            case m.GeneratorReport(role="train"):
                 lives = self.lives[message.generator]
                 restarted = not lives or message.wall_seconds < lives[-1].wall_seconds
                 lives[len(lives) - (not restarted) :] = [message]
@@ -84,6 +84,8 @@ class Summary:
                 self.dead_letters[message.code] += 1
 
     def _add_rollout(self, rollout: m.Rollout, stored_ns: int) -> None:
+        if rollout.purpose == m.Purpose.SERVE:
+            return
         self.sampling[rollout.generator].append((rollout.started_ns, rollout.finished_ns))
         if rollout.purpose == m.Purpose.TRAIN:
             self.tokens += int(rollout.loss_mask.array().sum())

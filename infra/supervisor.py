@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
@@ -73,15 +73,19 @@ class Child:
     service: str  # the package: started as `python -m <service>`
     instance: str  # e.g. generator-2
     command: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)  # beside that of all children
 
 
 def children(processes: Mapping[str, int]) -> list[Child]:
-    """The processes of a run file's `processes` table: service -> how many."""
-    return [
-        Child(service, f"{service}-{number}", (sys.executable, "-m", service))
-        for service, count in processes.items()
-        for number in range(1, count + 1)
-    ]
+    """The processes of a run file's `processes` table: service, or service.role -> how many."""
+    found = []
+    for name, count in processes.items():
+        service, _, role = name.partition(".")
+        environment = {f"TAILRACE_{service.upper()}__ROLE": role} if role else {}
+        for number in range(1, count + 1):
+            instance = f"{name.replace('.', '-')}-{number}"
+            found.append(Child(service, instance, (sys.executable, "-m", service), environment))
+    return found
 
 
 class Supervisor:
@@ -165,7 +169,7 @@ class Supervisor:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**self._environment, "TAILRACE_SERVICE__INSTANCE": child.instance},
+                env={**self._environment, **child.environment, "TAILRACE_SERVICE__INSTANCE": child.instance},
                 process_group=0,
                 preexec_fn=die_with_parent(os.getpid()),
             )

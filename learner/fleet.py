@@ -16,7 +16,9 @@ class Fleet:
         self._reports: dict[str, tuple[GeneratorReport, float]] = {}
 
     def report(self, report: GeneratorReport, now: float) -> None:
-        """A generator has reported; those that are gone are forgotten."""
+        """A generator has reported; those that are gone are forgotten. Who serves users does no task of ours."""
+        if report.role != "train":
+            return
         self._reports = {name: last for name, last in self._reports.items() if now - last[1] <= self.silence}
         self._reports[report.generator] = report, now
 

@@ -108,3 +108,7 @@ class LearnerSettings(Section):
     )
     checkpoint_every: int = Field(10, ge=1, description="steps between checkpoints")
     keep_checkpoints: int = Field(2, ge=1, description="checkpoints kept on disk")
+
+    def task_pools(self) -> set[str]:
+        """See `Section.task_pools`."""
+        return {self.pool}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from infra.settings import Section
 
@@ -27,7 +28,7 @@ class PoolSettings(Section):
     price_cache_write: float | None = Field(None, ge=0, description="per million written to it; none = price_in")
     window: int = Field(8192, ge=1, description="tokens of prompt and answer together")
     capabilities: frozenset[Literal["tools", "json", "images"]] = Field(
-        frozenset({"tools", "json"}), description="what it can do: tools, json, images"
+        frozenset({"tools", "json"}), description="what it can do: tools, json, images; for a bus pool tools or nothing"
     )
     concurrency: int = Field(64, ge=1, description="calls at once; more wait their turn")
     first_token_seconds: float = Field(60.0, gt=0, description="longest wait for the first token")
@@ -39,6 +40,27 @@ class PoolSettings(Section):
         10.0, gt=0, description="how long it is left alone; doubled each time, up to 8 times"
     )
     hedge_seconds: float = Field(0.0, ge=0, description="silence after which the next pool is asked as well; 0 = never")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _generators_only_write_text(cls, values: Any) -> Any:
+        """Our engines constrain nothing: unless something is claimed, a bus pool is for text."""
+        if isinstance(values, dict) and values.get("kind") == "bus" and "capabilities" not in values:
+            return {**values, "capabilities": frozenset()}
+        return values
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> Self:
+        if self.kind == "bus" and not re.fullmatch("[a-z0-9-]*", self.model):
+            raise ValueError(f"model {self.model!r} of a bus pool names a pool of generators: use [a-z0-9-] only")
+        if self.kind == "bus" and self.capabilities & {"json", "images"}:
+            raise ValueError("a bus pool can have the capability tools, but neither json nor images")
+        return self
+
+    @property
+    def generators(self) -> str:
+        """The pool of generators behind a bus pool."""
+        return self.model or "default"
 
 
 class KeySettings(Section):
@@ -55,7 +77,8 @@ class PlanSettings(Section):
     """How requests are taken apart, and how far."""
 
     planner: Literal["structural", "model", "none"] = Field(
-        "structural", description="structural: by its form; model: a model plans, by its form when it fails; none: never"
+        "structural",
+        description="structural: by its form; model: a model plans, by its form when it fails; none: never",
     )
     subtasks: int = Field(8, ge=2, le=64, description="most subtasks of a plan")
     depth: int = Field(3, ge=1, le=16, description="most subtasks that wait for each other")
@@ -74,3 +97,7 @@ class RouterSettings(Section):
     plan: PlanSettings = Field(default_factory=PlanSettings, description="how requests are taken apart")
     tolerance: float = Field(0.1, ge=0, le=1, description="P(success) that `auto` may give up for a lower cost")
     exploration: float = Field(0.01, ge=0, le=0.2, description="share of decisions made at random, to learn from")
+
+    def task_pools(self) -> set[str]:
+        """See `Section.task_pools`."""
+        return {pool.generators for pool in self.pools.values() if pool.kind == "bus"}

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from infra.cli.interrupts import run_to_end
-from infra.settings import Settings, load
+from infra.settings import Settings, load, task_pools
 
 
 def bootstrap(
@@ -26,12 +26,10 @@ def bootstrap(
 
 
 async def _create(settings: Settings) -> None:
-    from importlib.metadata import entry_points
-
     from infra import bootstrap as streams
     from infra.bus import Bus
 
-    pools = sorted({settings.section(point.name).pool for point in entry_points(group="tailrace.settings")})
+    pools = task_pools(settings)
     bus = await Bus.connect(settings.nats, "bootstrap")
     try:
         await streams.bootstrap(bus, settings.run.name, pools, create=True)

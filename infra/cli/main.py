@@ -9,6 +9,7 @@ import typer
 
 from infra.cli import bench, contracts
 from infra.cli.bootstrap import bootstrap
+from infra.cli.promote import promote
 from infra.cli.run import demo, run
 from infra.cli.status import status
 from infra.errors import UserError
@@ -26,7 +27,7 @@ def make_app() -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
     )
-    for command in (demo, run, status, bootstrap):
+    for command in (demo, run, status, promote, bootstrap):
         app.command()(command)
     app.add_typer(contracts.app, name="contracts")
     app.add_typer(bench.app, name="bench")

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, get_args
 
 from rich.console import Console
 from rich.live import Live
@@ -39,7 +39,7 @@ async def execute(settings: Settings, directory: RunDirectory, *, embedded: bool
 
     Raises `UserError` when a person has to act. On cancellation everything that was started is stopped.
     """
-    _check_processes(settings.processes)
+    _check_processes(settings)
     with ExitStack() as stack:
         stack.enter_context(directory.locked())
         directory.summary_file.unlink(missing_ok=True)
@@ -81,7 +81,8 @@ async def _supervise(
     console: Console,
 ) -> dict[str, Any]:
     processes = settings.processes or DEFAULT_PROCESSES
-    pools = sorted({settings.section(service).pool for service in processes})
+    services = {name.partition(".")[0] for name in processes}
+    pools = sorted(set[str]().union(*(settings.section(service).task_pools() for service in services)))
     await bootstrap(bus, settings.run.name, pools, create=nats.manage_streams)
     board, notes = Board(settings.run.name), deque[str](maxlen=NOTES)
     live = _live(console, board, notes)
@@ -122,11 +123,19 @@ async def _supervise(
     return summary
 
 
-def _check_processes(processes: dict[str, int]) -> None:
+def _check_processes(settings: Settings) -> None:
     known = sorted(point.name for point in entry_points(group="tailrace.settings"))
-    for name, count in processes.items():
-        if name not in known:
+    for name, count in settings.processes.items():
+        service, _, role = name.partition(".")
+        if service not in known:
             raise UserError(f"processes.{name}: no such service; known are {', '.join(known)}")
+        roles = (
+            get_args(field.annotation) if (field := type(settings.section(service)).model_fields.get("role")) else ()
+        )
+        if role and role not in roles:
+            raise UserError(
+                f"processes.{name}: {service} has no such role; its roles are: {', '.join(roles) or 'none'}"
+            )
         if count < 0:
             raise UserError(f"processes.{name}: must be 0 or more, got {count}")
 

@@ -7,7 +7,6 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +15,7 @@ import typer
 from infra.cli.interrupts import run_to_end
 from infra.cli.rundir import RunDirectory, names_server, newest
 from infra.errors import UserError
-from infra.settings import NatsSettings, load
+from infra.settings import NatsSettings, load, task_pools
 
 FRAME_SECONDS = 1.0
 CONNECT_SECONDS = 5.0  # a person is waiting
@@ -48,7 +47,7 @@ def status(
         _show_finished(directory)
         return
     name, nats = directory.read_connection(settings.nats) if directory else (settings.run.name, settings.nats)
-    pools = sorted({settings.section(point.name).pool for point in entry_points(group="tailrace.settings")})
+    pools = task_pools(settings)
     patience = min(nats.connect_timeout, CONNECT_SECONDS)
     run_to_end(_watch(run or name, nats.model_copy(update={"connect_timeout": patience}), pools, once, directory))
     if directory is not None and directory.summary_file.exists() and not directory.connection_file.exists():

@@ -38,7 +38,8 @@ async def test_it_creates_everything_once_and_finds_it_again(empty: Bus) -> None
     await asyncio.gather(*(bootstrap(empty, "demo", ["default", "gpu"], create=True) for _ in range(3)))
     assert await names(empty) == {*BY_NAME, f"KV_{KV_BUCKET}", f"KV_{KV_LEASES}"}
     consumers = {info.name for info in await empty.connection.client.jetstream().consumers_info("TASKS")}
-    assert consumers == {f"demo-{purpose}-{pool}" for purpose in ("train", "eval") for pool in ("default", "gpu")}
+    purposes = ("train", "eval", "serve")
+    assert consumers == {f"demo-{purpose}-{pool}" for purpose in purposes for pool in ("default", "gpu")}
     await bootstrap(empty, "demo", ["default", "gpu"], create=False)
 
 
