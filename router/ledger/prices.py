@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from functools import lru_cache
 
 from router.chat import Usage
 from router.settings import PoolSettings
@@ -21,6 +22,7 @@ def cost(pool: PoolSettings, usage: Usage) -> int:
     )
 
 
+@lru_cache(maxsize=1024)
 def _rate(dollars_per_million: float) -> int:
     """Picodollars per token; through the shortest decimal, so that 0.07 means seven hundredths."""
     return int(Decimal(repr(dollars_per_million)) * PER_TOKEN)

@@ -100,6 +100,8 @@ class Affinity:
         found.calls += 1
         found.latched = max(found.latched - 1, 0)
         cache = found.caches.get(pool)
+        # A conversation that became shorter was rewritten: what lies in the other caches is another one.
+        found.caches = {name: each for name, each in found.caches.items() if each.tokens <= prompt_tokens}
         found.caches[pool] = _Cached(prompt_tokens, now, 1 if cache is None else cache.uses + 1)
 
     def escalated(self, session: str) -> None:

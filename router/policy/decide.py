@@ -13,7 +13,7 @@ from router.policy.calibration import Calibration, features, inputs_of
 from router.policy.decision import Decision, PoolState, Question
 from router.policy.filters import screen
 
-LOYALTY = 0.05  # P(success) that another pool must be better by, while a session's prompt lies in its pool's cache
+LOYALTY = 0.1  # P(success) that a pool must be better by than the one of its tier that has the session cached
 
 
 class Model(Protocol):
@@ -155,12 +155,15 @@ def _outlook(
 
 
 def _loyalty(question: Question, usable: Mapping[str, PoolState]) -> dict[str, float]:
-    """A session stays where it is unless another pool is clearly better, as far as its prompt is cached there."""
-    pool = usable.get(question.session_pool)
-    if pool is None or pool.cached_tokens <= 0:
-        return {}
-    share = min(pool.cached_tokens / max(question.prompt_tokens, 1), 1.0)
-    return {pool.name: LOYALTY * share}
+    """In each tier a session stays with the pool that knows most of it, unless another is clearly better: estimates of
+    P differ a little from text to text, and each change costs a prompt cache."""
+    known: dict[str, PoolState] = {}
+    for pool in usable.values():
+        best = known.get(pool.settings.tier)
+        if pool.cached_tokens > (best.cached_tokens if best else 0):
+            known[pool.settings.tier] = pool
+    prompt = max(question.prompt_tokens, 1)
+    return {pool.name: LOYALTY * min(pool.cached_tokens / prompt, 1.0) for pool in known.values()}
 
 
 def _ranked(outlook: Outlook, tolerance: float) -> list[str]:
