@@ -1,0 +1,102 @@
+"""Tokens of a call: as its pool reports them, and counted here where it does not, or not yet. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from math import ceil
+from typing import Any
+
+import msgspec
+
+from router.chat import Usage
+
+BYTES_PER_TOKEN = 3.5  # of UTF-8, in a mixture of prose and code
+
+
+def tokens(size: int) -> int:
+    """Tokens of so many bytes of text; none only where there is no text."""
+    return ceil(size / BYTES_PER_TOKEN)
+
+
+def prompt_tokens(body: Mapping[str, Any]) -> int:
+    """Tokens of what a model is given to read: messages, tools and the answer's schema."""
+    return tokens(sum(len(encode(body[part])) for part in ("messages", "tools", "response_format") if body.get(part)))
+
+
+def spoken(message: Mapping[str, Any]) -> int:
+    """Bytes that a model sampled, of a message or of a streamed delta: content, reasoning, refusals, calls."""
+    size = sum(_size(message.get(part)) for part in ("content", "reasoning_content", "reasoning", "refusal"))
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(function, dict):
+            size += _size(function.get("name")) + _size(function.get("arguments"))
+    return size
+
+
+def completed(reported: Usage | None, body: Mapping[str, Any], size: int) -> Usage:
+    """Usage of a call: as reported, and estimated from the prompt and `size` sampled bytes where it says nothing.
+
+    A pool that reports no tokens although it read or said something reports nothing.
+    """
+    usage = reported or Usage()
+    if usage.prompt and (usage.completion or not size):
+        return usage
+    return replace(
+        usage,
+        prompt=usage.prompt or prompt_tokens(body),
+        completion=usage.completion or tokens(size),
+        estimated=True,
+    )
+
+
+def usage_of(reported: Any) -> Usage | None:
+    """The usage that a document reports; None where it reports none. What is no count says nothing."""
+    if not isinstance(reported, dict):
+        return None
+    details = reported.get("prompt_tokens_details")
+    details = details if isinstance(details, dict) else {}
+    prompt = _count(reported.get("prompt_tokens"))
+    cached = _count(details.get("cached_tokens")) or _count(reported.get("prompt_cache_hit_tokens"))
+    written = _count(details.get("cache_creation_tokens")) or _count(reported.get("cache_creation_input_tokens"))
+    cached = min(cached, prompt)
+    return Usage(prompt, _count(reported.get("completion_tokens")), cached, min(written, prompt - cached))
+
+
+def told(usage: Usage) -> dict[str, Any]:
+    """A usage in OpenAI's shape."""
+    return {
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.completion,
+        "total_tokens": usage.prompt + usage.completion,
+        "prompt_tokens_details": {"cached_tokens": usage.cached},
+    }
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**53 else 0
+
+
+def encode(value: Any) -> bytes:
+    """JSON; lone surrogates, which UTF-8 cannot carry, become question marks."""
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+def decode(data: bytes) -> Any:
+    """JSON as lenient as upstreams need: halves of surrogate pairs and invalid UTF-8 pass. Raises `ValueError`."""
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return json.loads(data.decode("utf-8", "replace"))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _size(text: Any) -> int:
+    if not isinstance(text, str):
+        return 0
+    return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
