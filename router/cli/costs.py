@@ -1,0 +1,113 @@
+"""`tailrace costs`: what requests have cost, and what they would have cost on the strongest pool."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from infra.errors import UserError
+from infra.settings import load
+from router.ledger.report import By, Row
+
+DOLLAR = 1e12  # picodollars
+NOBODY = "–"
+
+
+def costs(
+    by: Annotated[By, typer.Option(help="What the rows are.")] = By.DAY,
+    since: Annotated[
+        datetime | None,
+        typer.Option(formats=["%Y-%m-%d"], help="First day (UTC). Default: all there are.", show_default=False),
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures there.", show_default=False)
+    ] = None,
+    directory: Annotated[
+        Path | None,
+        typer.Option(help="The router's folder. Default: router.directory of the run file.", show_default=False),
+    ] = None,
+) -> None:
+    """Show what requests have cost, retries and failures included, and what the router has saved.
+
+    Saved is measured against one call of the strongest pool for each request. Works while the router runs.
+    """
+    from router.ledger import report, schema
+
+    path = (directory or load().section("router").directory) / schema.NAME
+    first = since.strftime("%Y-%m-%d") if since else ""
+    with schema.readable(path):
+        connection = schema.connect(path)
+        try:
+            rows, total = report.costs(connection, by, first), report.total(connection, first)
+        finally:
+            connection.close()
+    _show(rows, total, by)
+    if json_file is not None:
+        write_json(json_file, {"by": by.value, "since": first, "rows": [*map(figures, rows)], "total": figures(total)})
+
+
+def figures(row: Row) -> dict[str, Any]:
+    """A row for machines: exact picodollars, and dollars beside them."""
+    return {
+        "name": row.name,
+        "requests": row.requests,
+        "compact_tokens": row.compact_tokens,
+        "strong_tokens": row.strong_tokens,
+        "compact_share": row.compact_share,
+        "escalations": row.escalations,
+        "cost_picodollars": row.cost,
+        "cost_usd": row.cost / DOLLAR,
+        "counterfactual_usd": None if row.counterfactual is None else row.counterfactual / DOLLAR,
+        "saved_usd": None if row.saved is None else row.saved / DOLLAR,
+        "saved_share": row.saved_share,
+    }
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write figures for machines. Raises `UserError` where that is not possible."""
+    try:
+        path.write_text(json.dumps(content, indent=2) + "\n")
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}; give another --json") from None
+
+
+def _show(rows: Sequence[Row], total: Row, by: By) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column(by.value)
+    for title in ("requests", "compact tokens", "strong tokens", "cost", "all strong", "saved", "saved %", "escalated"):
+        table.add_column(title, justify="right")
+    for row in rows:
+        table.add_row(*_cells(row))
+    table.add_section()
+    table.add_row(*_cells(total), style="bold")
+    Console(highlight=False).print(table)
+
+
+def _cells(row: Row) -> list[str]:
+    return [
+        row.name or NOBODY,
+        f"{row.requests:,}",
+        f"{row.compact_tokens:,}",
+        f"{row.strong_tokens:,}",
+        _dollars(row.cost),
+        _dollars(row.counterfactual),
+        _dollars(row.saved),
+        NOBODY if row.saved_share is None else f"{row.saved_share:.1%}",
+        f"{row.escalations:,}",
+    ]
+
+
+def _dollars(picodollars: int | None) -> str:
+    """With as many places as a small sum needs."""
+    if picodollars is None:
+        return NOBODY
+    dollars = picodollars / DOLLAR
+    return f"${dollars:,.2f}" if abs(dollars) >= 1 or not dollars else f"${dollars:.6f}"
