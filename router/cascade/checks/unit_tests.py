@@ -1,0 +1,226 @@
+"""Unit tests that must run and pass, in the sandbox: the answer's code against given tests, or the other way round.
+
+What does not count as passing: no test, an exit before the end, objects that equal anything, a changed test framework,
+another `assert` or other builtins, bytes written into the sandbox's report. Code that searches its own process for the
+verifier can still forge a verdict, as it could in any runner that shares its interpreter.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib.util
+import os
+import sys
+import types
+import unittest
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+from unittest import mock
+
+from router.cascade import answers
+from router.cascade.checks import pytest_subset
+from router.cascade.checks.collect import Collected, collect, declared
+from router.cascade.checks.programs import run_examples
+from router.cascade.checks.syntax import PYTHON, python_error
+from router.cascade.registry import Tests
+from router.cascade.result import BadCheck, Result, failed, passed, sentence, undecided
+
+_CANDIDATE, _TESTS = "solution", "tests_of_solution"
+_EXITS = ("_exit", "abort", "execv", "execve")
+
+
+class Left(SystemExit):
+    """The code wanted to end the process, past `finally` and `atexit`."""
+
+
+class Trick(BaseException):
+    """The code pretends to be right."""
+
+
+def run(answer: str, arguments: Tests) -> Result:
+    """The verdict of the tests. Raises `BadCheck` where given tests or the given subject are none."""
+    source = _code(answer)
+    if source is None:
+        return failed("There is no Python code in the answer.")
+    if error := python_error(source):
+        return failed(error)
+    given = arguments.code or arguments.subject
+    if given and (error := python_error(given)):
+        raise BadCheck(f"tests: {error}")
+    with _guarded():
+        if arguments.examples:
+            return run_examples(source, arguments.examples)
+        if arguments.code and not declared(ast.parse(arguments.code)):
+            raise BadCheck("tests: the code holds no test")
+        candidate, tests = (source, arguments.code) if arguments.code else (arguments.subject, source)
+        return _run(candidate, tests, arguments.entry)
+
+
+def _code(answer: str) -> str | None:
+    """The answer's Python blocks as one program; those that define nothing are left out where others do."""
+    found = [block.text for block in answers.code(answer, PYTHON)]
+    if not found:
+        text = answers.plain(answer)
+        return text if text and not python_error(text) and _defines(text) else None
+    return "\n\n".join([text for text in found if _defines(text)] or found)
+
+
+def _defines(text: str) -> bool:
+    if python_error(text):
+        return True  # it must not be left out because it is broken
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Assert)
+    return any(isinstance(node, kinds) for node in ast.parse(text).body)
+
+
+@contextmanager
+def _guarded() -> Iterator[None]:
+    """Exits raise, and our own modules are out of sight, while the code runs."""
+
+    def leave(*status: Any) -> NoReturn:
+        raise Left(*(value for value in status if isinstance(value, int)))
+
+    kept = {name: getattr(os, name) for name in _EXITS}
+    posix = sys.modules[os.name]
+    for name in _EXITS:
+        setattr(os, name, leave)
+        setattr(posix, name, leave)
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("router", "infra", "contracts")]:
+        del sys.modules[name]
+    try:
+        yield
+    finally:
+        for name, function in kept.items():
+            setattr(os, name, function)
+
+
+def _run(candidate: str, tests: str, entry: str) -> Result:
+    clean = dict(vars(builtins))
+    framework = dict(vars(unittest.TestCase))
+    tree = ast.fix_missing_locations(_Equality().visit(ast.parse(tests)))
+    namespace: dict[str, Any] = {"__name__": _TESTS, "__builtins__": clean, _Equality.NAME: _equal}
+    stage, ran = "when it is loaded", 0
+    try:
+        module = _module(candidate, tests)
+        sys.settrace(None)
+        sys.setprofile(None)
+        namespace = {k: v for k, v in vars(module).items() if not k.startswith("__")} | namespace
+        stage = "in the tests' own code"
+        exec(compile(tree, "<tests>", "exec", dont_inherit=True), namespace)
+        if any(isinstance(node, ast.Assert) for node in tree.body):
+            ran += 1
+        for each in collect(tree, namespace, entry):
+            stage = f"in {each.name}"
+            ran += _one(each)
+    except Trick as error:
+        return failed(f"The code pretends to be right: {error}.")
+    except BaseException as error:  # whatever hostile code raises, SystemExit included
+        return _reason(error, stage)
+    if vars(unittest.TestCase) != framework:
+        return failed("The code changes the test framework.")
+    if not ran:
+        return failed("No test ran.")
+    if not _asserts(tree):
+        return failed("The tests assert nothing.")
+    return passed(f"{ran} tests passed.")
+
+
+def _module(candidate: str, tests: str) -> types.ModuleType:
+    """The code under test as a module, which the tests may import under any name that is no other module's."""
+    module = types.ModuleType(_CANDIDATE)
+    sys.modules[_CANDIDATE] = module
+    sys.modules["pytest"] = pytest_subset.module()
+    for node in ast.walk(ast.parse(tests)):
+        names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else names
+        for name in names:
+            if name and name not in sys.modules and not _exists(name):
+                parts = name.split(".")
+                for end in range(1, len(parts) + 1):
+                    sys.modules[".".join(parts[:end])] = module
+    module.__dict__["__builtins__"] = dict(vars(builtins))
+    exec(compile(candidate, "<code>", "exec", dont_inherit=True), module.__dict__)
+    return module
+
+
+def _exists(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name.partition(".")[0]) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _one(test: Collected) -> int:
+    """Runs one test; 1, or 0 if it skipped itself."""
+    try:
+        test.run()
+    except (pytest_subset.Skipped, unittest.SkipTest):
+        return 0
+    return 1
+
+
+def _reason(error: BaseException, stage: str) -> Result:
+    if isinstance(error, pytest_subset.Unsupported):
+        return undecided(f"The tests need {error}, which this check does not offer.")
+    if isinstance(error, SystemExit):
+        return failed(f"The code ended the process {stage}, before all tests had run.")
+    if isinstance(error, ModuleNotFoundError):
+        return undecided(f"The code needs the module {error.name}, which is not there.")
+    if isinstance(error, MemoryError):
+        return undecided(f"The code ran out of memory {stage}.")
+    if isinstance(error, PermissionError | BlockingIOError):
+        return undecided(f"The code needs what the sandbox does not allow ({stage}: {_text(error)}).")
+    line = _line(error)
+    where = f"{stage}{f' (line {line} of the tests)' if line else ''}"
+    return failed(f"The code fails {where}: {type(error).__name__}{f': {text}' if (text := _text(error)) else ''}.")
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return sentence(str(error))[:200]
+    except BaseException:  # of a class of the code's own
+        return ""
+
+
+def _line(error: BaseException) -> int | None:
+    trace, line = error.__traceback__, None
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == "<tests>":
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return line
+
+
+def _asserts(tree: ast.AST) -> bool:
+    return any(
+        isinstance(node, ast.Assert)
+        or (isinstance(node, ast.Attribute) and (node.attr.startswith("assert") or node.attr in ("raises", "fail")))
+        for node in ast.walk(tree)
+    )
+
+
+class _Equality(ast.NodeTransformer):
+    """`a == b` in tests becomes a call of `_equal`."""
+
+    NAME = "__equal__"
+
+    def visit_Compare(self, node: ast.Compare) -> ast.expr:
+        self.generic_visit(node)
+        if len(node.ops) != 1 or not isinstance(node.ops[0], ast.Eq):
+            return node
+        function = ast.Name(self.NAME, ast.Load())
+        return ast.copy_location(ast.Call(function, [node.left, *node.comparators], []), node)
+
+
+def _equal(left: Any, right: Any) -> Any:
+    result = left == right
+    if result is True:
+        for side in (left, right):
+            if side is not mock.ANY and (side == _Nothing()) is True:
+                raise Trick(f"a {type(side).__name__} equals anything")
+    return result
+
+
+class _Nothing:
+    """Equal to nothing but itself."""

@@ -1,0 +1,75 @@
+"""Checks of answers by name, in the sandbox: what comes of a check, whatever the answer does to its verifier."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from contracts.routing import Verdict
+from infra.sandbox import Limits, Sandbox, SandboxCrash, SandboxTimeout
+from router.cascade.registry import VERIFIERS, validate
+from router.cascade.result import BadCheck, Result, sentence, undecided
+from router.decomposition.plan import Check
+
+ENTRY = "router.cascade.checks.entry:run"
+MAX_ANSWER_CHARACTERS = 1_000_000
+WAIT_SECONDS = 20.0  # for a free worker and the verdict together
+LIMITS = Limits(wall_seconds=4.0, cpu_seconds=4.0, memory_bytes=512 * 1024**2)
+
+
+class Verifiers:
+    """Checks answers in `workers` processes; one check takes some milliseconds of one of them, tests their own time.
+
+    A verifier that times out, breaks or finds nothing to check says `UNDECIDED`, never `FAILED`.
+    """
+
+    def __init__(self, workers: int = 2) -> None:
+        self._workers = workers
+        self._sandbox = Sandbox(workers, LIMITS, packages=("router.cascade",))
+        self._bounds_processes = False
+
+    async def start(self) -> None:
+        """Start the workers and have them import what they need. Raises `UserError`."""
+        await self._sandbox.start()
+        self._bounds_processes = {"own processes", "process count"} <= set(self._sandbox.enforced)
+        await asyncio.gather(*(self.check(Check("json"), "{}") for _ in range(self._workers)))
+
+    async def close(self) -> None:
+        """Kill the workers and what runs in them."""
+        await self._sandbox.close()
+
+    async def check(self, check: Check, text: str, tool_calls: Sequence[dict[str, Any]] = ()) -> Result:
+        """The verdict on an answer: its text, and the tool calls of its turn. Raises `BadCheck` on a bad check."""
+        validate(check)
+        if check.name == "tool_call":
+            text = json.dumps({"calls": list(tool_calls), "text": text[:MAX_ANSWER_CHARACTERS]})
+        elif tool_calls:
+            return undecided("The answer calls tools; there is nothing to check yet.")
+        if len(text) > MAX_ANSWER_CHARACTERS:
+            return undecided(f"The answer has more than {MAX_ANSWER_CHARACTERS} characters.")
+        if not text.strip():
+            return undecided("The answer is empty.")
+        token = secrets.token_hex(16)
+        payload = {"name": check.name, "arguments": check.arguments, "answer": text, "token": token}
+        processes = VERIFIERS[check.name].processes if self._bounds_processes else 0
+        try:
+            async with asyncio.timeout(WAIT_SECONDS):
+                report = await self._sandbox.call(ENTRY, payload, limits=replace(LIMITS, processes=processes))
+        except (SandboxTimeout, TimeoutError):
+            return undecided("The check did not end in time.")
+        except SandboxCrash:
+            return undecided("The check broke on this answer.")
+        return _read(report, token)
+
+
+def _read(report: Any, token: str) -> Result:
+    """A report of the sandbox, which the answer's code may have written."""
+    if not isinstance(report, dict) or report.get("token") != token:
+        return undecided("The check broke on this answer.")
+    if "refused" in report:
+        raise BadCheck(report["refused"])
+    return Result(Verdict(report["verdict"]), sentence(report["reason"]))
