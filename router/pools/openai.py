@@ -23,7 +23,7 @@ LONGEST_ERROR = 64 * 2**10  # bytes of an error's body; more is not read
 CONNECT_SECONDS = 10.0
 LAST_BYTES_SECONDS = 0.1  # a stream's end of body follows its [DONE]; its connection is used again if it does so soon
 
-# What goes wrong with a connection or with what comes over it.
+# What goes wrong with a connection or with what comes over it; OSError covers TimeoutError.
 _FAILURES = (aiohttp.ClientError, OSError, sse.Oversized)
 
 
@@ -86,10 +86,12 @@ class OpenAIPool:
                 received = await _read(response, token_by)
                 size = tally.size
                 for event in parser.feed(received) if received else parser.end():
-                    if event.data.strip() == b"[DONE]":
+                    if not (data := event.data.strip()):
+                        continue
+                    if data == b"[DONE]":
                         ended = True
                         break
-                    chunk = tally.chunk(self._parsed(event.data, tally, event.name))
+                    chunk = tally.chunk(self._parsed(data, tally, event.name))
                     if chunk is not None:
                         yield chunk
                 if tally.size > size:  # comments and empty chunks keep nobody waiting
@@ -97,7 +99,7 @@ class OpenAIPool:
             if not (tally.finished or (ended and tally.size)):
                 raise PoolError(Fault.BROKEN, f"{self.name}: the stream ended too early", usage=tally.usage())
             yield tally.last()
-            with suppress(TimeoutError, *_FAILURES):
+            with suppress(*_FAILURES):
                 await _read(response, clock() + LAST_BYTES_SECONDS)
 
     async def close(self) -> None:
@@ -119,10 +121,9 @@ class OpenAIPool:
             if not 200 <= response.status < 300:
                 raise await self._refused(response)
             yield response
-        except _FAILURES as error:  # before TimeoutError: those of a connection are both
-            if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ClientError):
-                said = f"{self.name}: no token in time"
-                raise PoolError(Fault.TIMEOUT, said, usage=tally.usage()) from None
+        except _FAILURES as error:
+            if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ClientError):  # not one of connecting
+                raise PoolError(Fault.TIMEOUT, f"{self.name}: no token in time", usage=tally.usage()) from None
             kind, usage = (Fault.UNAVAILABLE, None) if response is None else (Fault.BROKEN, tally.usage())
             raise PoolError(kind, f"{self.name}: {type(error).__name__}", usage=usage) from None
         finally:
@@ -133,7 +134,7 @@ class OpenAIPool:
         """What a status that is no success means."""
         until = asyncio.get_running_loop().time() + CONNECT_SECONDS
         document: Any = None
-        with suppress(TimeoutError, ValueError, *_FAILURES):  # what it would have said about its failure
+        with suppress(ValueError, *_FAILURES):  # what it would have said about its failure
             document = decode(await self._whole(response, until, LONGEST_ERROR))
         wait = retry_after(response.headers, time.time())
         return failure(self.name, self._redacted(error_object(document)), status=response.status, retry_after=wait)
@@ -142,15 +143,12 @@ class OpenAIPool:
         """A whole body, of at most `longest` bytes, that does not stop in the middle for long."""
         clock = asyncio.get_running_loop().time
         body = bytearray()
-        while received := await _read(response, min(until, clock() + self._pause) if body else until):
+        pause = self.settings.next_token_seconds
+        while received := await _read(response, min(until, clock() + pause) if body else until):
             body += received
             if len(body) > longest:
                 raise sse.Oversized(f"a body is longer than {longest} bytes")
         return bytes(body)
-
-    @property
-    def _pause(self) -> float:
-        return self.settings.next_token_seconds
 
     def _parsed(self, data: bytes, tally: _Tally, name: str = "") -> dict[str, Any]:
         """A document that reports no error."""
