@@ -10,7 +10,6 @@ import numpy as np
 from contracts.messages import Finish, PolicyRef, PolicySegment, Rollout, Task
 from contracts.tensors import Tensor
 from generator.engines import SampledToken
-from generator.environments import Item
 from infra.grading import Grade
 
 
@@ -49,7 +48,7 @@ def clean_text(text: str) -> tuple[str, bool]:
 
 def rollout_of(
     task: Task,
-    item: Item,
+    item: str,
     index: int,
     prompt: list[int],
     completion: Completion,
@@ -60,7 +59,10 @@ def rollout_of(
     started_ns: int,
     finished_ns: int,
 ) -> Rollout:
-    """The message for completion `index` of `task`: prompt and completion as one sequence of T tokens."""
+    """The message for completion `index` of `task`: prompt and completion as one sequence of T tokens.
+
+    `item` is the content hash of what was asked.
+    """
     text, changed = clean_text(text)
     assert completion.finish is not None, "only finished completions become rollouts"
     before, sampled = len(prompt), len(completion.tokens)
@@ -75,7 +77,7 @@ def rollout_of(
         purpose=task.purpose,
         environment=task.environment,
         split=task.split,
-        item=item.hash,
+        item=item,
         tokens=Tensor.of(np.array([*prompt, *completion.tokens], np.int32)),
         loss_mask=Tensor.of(np.repeat(np.array([0, 1], np.uint8), [before, sampled])),
         logprobs=Tensor.of(np.concatenate([np.zeros(before, np.float32), np.array(completion.logprobs, np.float32)])),

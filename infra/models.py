@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from contracts.errors import InvalidMessage
 from infra.errors import UserError
@@ -127,8 +127,12 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
         raise UserError(f"model folder {folder}: its tokenizer cannot be read: {error}") from error
 
 
-def encode_prompt(tokenizer: PreTrainedTokenizerFast, prompt: str | list[dict[str, str]]) -> list[int]:
+def encode_prompt(
+    tokenizer: PreTrainedTokenizerFast, prompt: str | list[dict[str, Any]], tools: list[Any] | None = None
+) -> list[int]:
     """Token ids of a prompt: plain text as the tokenizer encodes it, chat messages through the model's template.
+
+    `tools` are OpenAI's tool definitions, for a template that has a place for them.
 
     Raises `ValueError` for chat messages without a template, or for text without a single token.
     """
@@ -137,7 +141,7 @@ def encode_prompt(tokenizer: PreTrainedTokenizerFast, prompt: str | list[dict[st
     elif tokenizer.chat_template is None:
         raise ValueError("the prompt is chat messages, but the model has no chat template; use plain-text prompts")
     else:
-        text = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+        text = tokenizer.apply_chat_template(prompt, tools=tools, tokenize=False, add_generation_prompt=True)
         tokens = tokenizer.encode(text, add_special_tokens=False)  # the template has written them
     if not tokens:
         raise ValueError("the prompt has no tokens")

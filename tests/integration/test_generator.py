@@ -14,6 +14,7 @@ from contracts.messages import PolicyRef, Purpose, Sampling, Task
 from contracts.subjects import KV_LEASES
 from generator.engines import EngineError
 from generator.engines.torch_engine import TorchEngine
+from generator.loading import Loader
 from generator.service import Generator
 from generator.settings import GeneratorSettings
 from infra import models, weights
@@ -56,9 +57,9 @@ async def following(bus: Bus, run: str, engine_type: type[TorchEngine], folder: 
     grader = Grader(Sandbox(1, Limits()), 1.0)  # never started: nothing is graded
     service = Service("generator", "generator-1", Settings(run=RunSettings(name=run)), bus, asyncio.Event())
     store = PolicyStore(bus, run)
-    generator = Generator(service, settings, store, engine, tokenizer, grader, {})
+    generator = Generator(service, settings, Loader(engine, store), tokenizer, grader, {})
     async with aclosing(store.follow("generator-1")) as versions:
-        task = asyncio.create_task(generator.follow(await anext(versions), versions))
+        task = asyncio.create_task(generator.loader.follow(await anext(versions), versions))
         try:
             yield generator
         finally:
@@ -72,8 +73,8 @@ async def until_loaded(generator: Generator, version: int) -> None:
     def has() -> bool:
         return generator.engine.policy is not None and generator.engine.policy.version == version
 
-    async with asyncio.timeout(20), generator.loaded:
-        await generator.loaded.wait_for(has)
+    async with asyncio.timeout(20), generator.loader.loaded:
+        await generator.loader.loaded.wait_for(has)
 
 
 @pytest.mark.parametrize("case", ["the engine fails", "the bucket for readers is full"])
@@ -81,7 +82,7 @@ async def test_a_policy_that_could_not_be_loaded_is_tried_again(
     bus: Bus, run: str, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
     """No newer one may ever come: the learner may wait for what is to be sampled with this one."""
-    monkeypatch.setattr("generator.service.POLICY_RETRY_SECONDS", 0.05)
+    monkeypatch.setattr("generator.loading.POLICY_RETRY_SECONDS", 0.05)
     folder, learner = models.resolve("tiny"), PolicyStore(bus, run)
     await publish(learner, folder, 0)
     failing = case == "the engine fails"
@@ -103,8 +104,8 @@ async def test_a_generator_that_can_load_nothing_leaves_its_tasks_to_others(
     bus: Bus, run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it holds may be all that the learner waits for."""
-    monkeypatch.setattr("generator.service.POLICY_RETRY_SECONDS", 0.05)
-    monkeypatch.setattr("generator.service.STUCK_SECONDS", 0.3)
+    monkeypatch.setattr("generator.loading.POLICY_RETRY_SECONDS", 0.05)
+    monkeypatch.setattr("generator.loading.STUCK_SECONDS", 0.3)
     folder, learner = models.resolve("tiny"), PolicyStore(bus, run)
     await publish(learner, folder, 0)
     task = Task(

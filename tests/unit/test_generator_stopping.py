@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from generator.service import _unless_stopped
+from generator.loading import unless_stopped
 from infra.service import Service
 
 
@@ -21,7 +21,7 @@ async def _nothing() -> AsyncGenerator[int]:
 @pytest.mark.parametrize("cancelled", [False, True])
 async def test_what_was_waited_for_is_let_go_of(cancelled: bool) -> None:
     service, versions = cast(Service, SimpleNamespace(stopping=asyncio.Event())), _nothing()
-    waiting = asyncio.create_task(_unless_stopped(service, anext(versions)))
+    waiting = asyncio.create_task(unless_stopped(service, anext(versions)))
     await asyncio.sleep(0.01)
     assert versions.ag_running
     if cancelled:

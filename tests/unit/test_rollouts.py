@@ -30,7 +30,7 @@ def completion(*versions: int) -> Completion:
 def test_a_rollout_survives_the_wire_as_it_was_sampled():
     item = make_item("Q", "A", "exact")
     made = rollout_of(
-        task(), item, 1, [1, 2, 3], completion(3, 3, 4), "ab", Grade(Outcome.OK, 1.0, {"exact": 1.0}),
+        task(), item.hash, 1, [1, 2, 3], completion(3, 3, 4), "ab", Grade(Outcome.OK, 1.0, {"exact": 1.0}),
         generator="generator-1", started_ns=6, finished_ns=7,
     )  # fmt: skip
     read = codec.decode(codec.encode(made), Rollout)
@@ -49,7 +49,7 @@ def test_a_rollout_survives_the_wire_as_it_was_sampled():
 def test_a_score_that_is_missing_stays_missing():
     grade = Grade(Outcome.VERIFIER_TIMEOUT, None, {})
     made = rollout_of(
-        task(), make_item("Q", "A", "exact"), 0, [1], completion(0), "a", grade,
+        task(), make_item("Q", "A", "exact").hash, 0, [1], completion(0), "a", grade,
         generator="g", started_ns=1, finished_ns=2,
     )  # fmt: skip
     assert codec.decode(codec.encode(made), Rollout).reward is None
@@ -60,7 +60,7 @@ def test_text_that_is_not_unicode_is_made_so_and_that_is_recorded():
     text, changed = clean_text("a\udcb2b")
     assert changed and text.encode()
     made = rollout_of(
-        task(), make_item("Q", "A", "exact"), 0, [1], completion(0), "a\udcb2b", Grade(Outcome.WRONG, 0.0, {}),
+        task(), make_item("Q", "A", "exact").hash, 0, [1], completion(0), "a\udcb2b", Grade(Outcome.WRONG, 0.0, {}),
         generator="g", started_ns=1, finished_ns=2,
     )  # fmt: skip
     assert made.sanitised
