@@ -15,7 +15,7 @@ from router.cascade.result import Result, failed, passed, undecided
 SHELL = frozenset({"bash", "sh", "shell", "zsh", "ksh"})
 BASH_SECONDS = 2.0
 _LANGUAGE = tree_sitter.Language(tree_sitter_bash.language())
-_PROMPT = re.compile(r"^\$ ", re.MULTILINE)
+_PROMPT = re.compile(r"^\$ ", re.MULTILINE)  # of a session, whose output is no script
 
 
 def script(answer: str, _: Arguments) -> Result:
@@ -26,13 +26,10 @@ def script(answer: str, _: Arguments) -> Result:
         if not text or re.match(r"[A-Z][\w']*,? [^=]", text):
             return undecided("There is no shell script in the answer.")
         found = [text]
-    found = [text for text in found if not _PROMPT.search(text)]  # sessions, whose output is no script
-    results = [_parsed(text.encode("utf-8", "replace")) for text in found]
-    return next((result for result in results if result != passed()), passed() if results else _session())
-
-
-def _session() -> Result:
-    return undecided("It shows a session, not a script.")
+    scripts = [text for text in found if not _PROMPT.search(text)]
+    if not scripts:
+        return undecided("It shows a session, not a script.")
+    return _parsed("\n".join(scripts).encode("utf-8", "replace"))  # together: a process for each would be too many
 
 
 def _parsed(text: bytes) -> Result:

@@ -95,7 +95,8 @@ def _yaml_events(text: str) -> None:
         if isinstance(event, yaml.DocumentStartEvent):
             anchors.clear()
         elif isinstance(event, yaml.AliasEvent) and event.anchor not in anchors:
-            raise ValueError(f"the alias *{event.anchor[:40]} is not defined (line {event.start_mark.line + 1})")
+            line = getattr(event.start_mark, "line", 0) + 1
+            raise ValueError(f"the alias *{str(event.anchor)[:40]} is not defined (line {line})")
         elif isinstance(event, yaml.NodeEvent) and event.anchor:
             anchors.add(event.anchor)
 

@@ -97,6 +97,7 @@ def _guarded() -> Iterator[None]:
 
 def _run(candidate: str, tests: str, entry: str) -> Result:
     clean = dict(vars(builtins))
+    unittest.TestCase._baseAssertEqual = _assert_equal  # type: ignore[attr-defined]  # what its assertEqual ends in
     framework = dict(vars(unittest.TestCase))
     tree = ast.fix_missing_locations(_Equality().visit(ast.parse(tests)))
     namespace: dict[str, Any] = {"__name__": _TESTS, "__builtins__": clean, _Equality.NAME: _equal}
@@ -220,6 +221,11 @@ def _equal(left: Any, right: Any) -> Any:
             if side is not mock.ANY and (side == _Nothing()) is True:
                 raise Trick(f"a {type(side).__name__} equals anything")
     return result
+
+
+def _assert_equal(case: unittest.TestCase, first: Any, second: Any, msg: Any = None) -> None:
+    if not _equal(first, second):
+        raise case.failureException(msg or f"{first!r} != {second!r}")
 
 
 class _Nothing:
