@@ -160,10 +160,10 @@ def body_for(prompt: str, answers: Mapping[str, str], request: ChatRequest, shar
     return body
 
 
-def quoted(text: str) -> str:
-    """A text between fences longer than any in it, cut in the middle where it is too long."""
-    if len(text) > QUOTED:
-        text = f"{text[: QUOTED * 3 // 4]}\n[…]\n{text[-QUOTED // 4 :]}"
+def quoted(text: str, most: int = QUOTED) -> str:
+    """A text between fences longer than any in it, cut in the middle where it has more than `most` characters."""
+    if len(text) > most:
+        text = f"{text[: most * 3 // 4]}\n[…]\n{text[-most // 4 :]}"
     fence = "`" * (max((len(run) for run in re.findall(r"`{3,}", text)), default=2) + 1)
     return f"{fence}text\n{text}\n{fence}"
 
