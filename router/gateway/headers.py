@@ -34,6 +34,13 @@ Errors may bear
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from router.record import Record
+from router.settings import PoolSettings
+
+Raw = list[tuple[bytes, bytes]]
+
 AUTHORIZATION = "authorization"
 SESSION = "x-tailrace-session"
 REQUEST_ID = "x-tailrace-request-id"
@@ -50,3 +57,23 @@ SHOULD_RETRY = "x-should-retry"
 def dollars(picodollars: int) -> str:
     """An amount in plain decimals, without trailing zeros."""
     return f"{picodollars // 10**12}.{picodollars % 10**12:012d}".rstrip("0").rstrip(".")
+
+
+def told(record: Record, pools: Mapping[str, PoolSettings], pool: str = "") -> Raw:
+    """The headers of an answer, or of the error in its place, as far as they are known now.
+
+    `pool` is the one that a stream comes from, of which the record does not know yet.
+    """
+    outcome = record.outcome
+    pool = outcome.pool if outcome is not None else pool
+    values = {
+        REQUEST_ID: record.id,
+        SESSION: record.request.session,
+        MODEL: pool,
+        TIER: pools[pool].tier if pool in pools else "",
+        DECISION: record.decisions[-1].reason if record.decisions else "",
+        COST: dollars(outcome.cost) if outcome is not None else "",
+        OVERHEAD: f"{1000 * (outcome.overhead_seconds if outcome is not None else record.overhead):.3f}",
+        ATTEMPTS: str(len(record.attempts) + (outcome is None and pool != "")),
+    }
+    return [(name.encode(), value.encode()) for name, value in values.items() if value]

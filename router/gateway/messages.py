@@ -29,7 +29,7 @@ def _message(turn: Any, where: str) -> Message:
     if not isinstance(turn, dict):
         raise wrong(where, "must be an object")
     role = turn.get("role")
-    if role not in ROLES:
+    if not isinstance(role, str) or role not in ROLES:
         raise wrong(f"{where}.role", f"must be one of {', '.join(sorted(ROLES))}")
     calls, arguments = _calls(turn, where)
     content = turn.get("content")

@@ -37,7 +37,7 @@ def parse(raw: bytes, session: str = "") -> ChatRequest:
 
     Raises `ApiError` 400 with the parameter that is wrong.
     """
-    body = _object(raw)
+    body = json_object(raw)
     model = body.get("model")
     if not isinstance(model, str) or not model:
         raise wrong("model", "you must provide a model: auto, auto-<threshold>, or the name of a pool")
@@ -65,7 +65,8 @@ def parse(raw: bytes, session: str = "") -> ChatRequest:
 # --- the body as JSON -------------------------------------------------------------------------------------------------
 
 
-def _object(raw: bytes) -> dict[str, Any]:
+def json_object(raw: bytes) -> dict[str, Any]:
+    """The JSON object that a request's body is. Raises `ApiError` 400."""
     try:
         body = _json(raw)
     except RecursionError:

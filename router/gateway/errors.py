@@ -1,0 +1,95 @@
+"""Errors as OpenAI's clients expect them, whatever raised them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, HTTPException, Request, Response
+
+from router.chat import ApiError
+from router.gateway import headers as h
+from router.pools.base import Fault, PoolError
+
+STATUS = {
+    Fault.RATE_LIMITED: 429,
+    Fault.UNAVAILABLE: 503,
+    Fault.TIMEOUT: 504,
+    Fault.BROKEN: 502,
+    Fault.REFUSED: 400,
+    Fault.TOO_LONG: 400,
+    Fault.UNAUTHORISED: 502,  # our key, not the application's
+}
+
+
+def internal() -> ApiError:
+    """What is told of a fault of ours."""
+    return ApiError(500, "the router failed to answer; the request may be tried again", type="server_error")
+
+
+def of_pool(error: PoolError) -> ApiError:
+    """What an application is told when no pool answered: of its own faults the upstream's words, of others ours."""
+    status = STATUS[error.fault]
+    if error.fault is Fault.TOO_LONG:
+        return ApiError(status, str(error), code="context_length_exceeded", param="messages")
+    if error.fault is Fault.REFUSED:
+        theirs = error.body or {}
+        told = {name: theirs[name] for name in ("code", "param") if isinstance(theirs.get(name), str)}
+        return ApiError(error.status if error.status and 400 <= error.status < 500 else status, str(error), **told)
+    if error.fault is Fault.RATE_LIMITED:
+        wait = 1.0 if error.retry_after is None else error.retry_after
+        return ApiError(status, str(error), type="rate_limit_error", code="rate_limit_exceeded", retry_after=wait)
+    message = "an upstream refused the router" if error.fault is Fault.UNAUTHORISED else str(error)
+    code = f"upstream_{error.fault.value}"
+    return ApiError(status, message, type="server_error", code=code, retry_after=error.retry_after)
+
+
+def error_object(error: ApiError) -> dict[str, Any]:
+    """The body of an error, and of an error event in a stream."""
+    return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
+
+
+def error_headers(error: ApiError) -> h.Raw:
+    """Headers that say whether and when to try again, and that the connection ends where that is so."""
+    told = []
+    if error.retry_after is not None:
+        told.append((h.RETRY_AFTER, str(max(math.ceil(error.retry_after), 1))))
+    if error.code == "insufficient_quota":
+        told.append((h.SHOULD_RETRY, "false"))
+    if error.status == 413:  # what is left of the body is not read
+        told.append(("connection", "close"))
+    return [(name.encode(), value.encode()) for name, value in told]
+
+
+def error_response(error: ApiError) -> Response:
+    """The whole response."""
+    body = msgspec.json.encode(error_object(error))
+    response = Response(body, status_code=error.status, media_type="application/json")
+    response.raw_headers += error_headers(error)
+    return response
+
+
+def install(app: FastAPI) -> None:
+    """Give every error of `app` this shape: its own, unknown paths and methods, and what nobody expected."""
+
+    async def told(_: Request, error: Exception) -> Response:
+        assert isinstance(error, ApiError)
+        return error_response(error)
+
+    async def refused(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        where = f"{request.method} {request.url.path[:200]}"
+        sentences = {404: f"unknown address: {where}", 405: f"method not allowed: {where}"}
+        response = error_response(ApiError(error.status_code, sentences.get(error.status_code, str(error.detail))))
+        response.headers.update(error.headers or {})
+        return response
+
+    async def unexpected(_: Request, error: Exception) -> Response:
+        return error_response(internal())
+
+    app.add_exception_handler(ApiError, told)
+    app.add_exception_handler(404, refused)
+    app.add_exception_handler(405, refused)
+    app.add_exception_handler(HTTPException, refused)
+    app.add_exception_handler(Exception, unexpected)

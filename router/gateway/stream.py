@@ -1,0 +1,106 @@
+"""Answers as server-sent events: `data: {chunk}` … `data: [DONE]`, and comments while there is nothing to say."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Any
+
+from starlette.types import Send
+
+from router.chat import Chunk, Reply
+from router.gateway.headers import Raw
+
+PIECE = 64  # characters of a finished answer per chunk
+SILENCE_SECONDS = 10.0  # after which a comment says that the answer is still being made; proxies give up after 30 to 60
+
+
+class Events:
+    """The response to a streaming request.
+
+    It begins with the first event, so that what fails before is an error of its own with its status; or with a comment
+    after `silence` seconds, and then also a failure is an event. An async context manager: comments end with it.
+    """
+
+    def __init__(self, send: Send, headers: Callable[[], Raw], silence: float = SILENCE_SECONDS) -> None:
+        self.started = False
+        self._send = send
+        self._headers = headers
+        self._silence = silence
+        self._last = 0.0
+        self._pulse: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Events:
+        self._last = asyncio.get_running_loop().time()
+        self._pulse = asyncio.create_task(self._comment_when_silent())
+        return self
+
+    async def __aexit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        assert self._pulse is not None, "not entered"
+        self._pulse.cancel()
+
+    async def data(self, payload: bytes) -> None:
+        """Send an event. Waits while the client does not read."""
+        await self._write(b"data: %b\n\n" % payload)
+
+    async def comment(self, text: str) -> None:
+        """Send a line that clients skip."""
+        await self._write(b": %b\n\n" % text.encode())
+
+    async def end(self) -> None:
+        """Nothing more comes."""
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _write(self, event: bytes) -> None:
+        if not self.started:
+            self.started = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": self._headers()})
+        self._last = asyncio.get_running_loop().time()
+        await self._send({"type": "http.response.body", "body": event, "more_body": True})
+
+    async def _comment_when_silent(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(max(self._last + self._silence - loop.time(), 0.01))
+            if loop.time() - self._last >= self._silence:
+                await self.comment("keep-alive")
+
+
+async def pieces(reply: Reply) -> AsyncGenerator[Chunk, None]:
+    """`chunks_of` for where an answer is awaited piece by piece."""
+    for chunk in chunks_of(reply):
+        yield chunk
+
+
+def chunks_of(reply: Reply) -> Iterator[Chunk]:
+    """A finished answer in pieces, as if it came just now; the last one bears the usage."""
+    base = {key: value for key, value in reply.body.items() if key not in ("choices", "usage")}
+    base["object"] = "chat.completion.chunk"
+    for position, choice in enumerate(reply.body.get("choices", [])):
+        index = choice.get("index", position)
+        for delta in _deltas(choice.get("message") or {}):
+            body = {**base, "choices": [{"index": index, "delta": delta, "finish_reason": None}]}
+            text = delta.get("content") if position == 0 else None
+            yield Chunk(body, text=text or "", pool=reply.pool)
+        finish = choice.get("finish_reason") or "stop"
+        body = {**base, "choices": [{"index": index, "delta": {}, "finish_reason": finish}]}
+        yield Chunk(body, finish=finish if position == 0 else None, pool=reply.pool)
+    yield Chunk(
+        {**base, "choices": [], "usage": reply.body.get("usage")},
+        usage=reply.usage,
+        policy=reply.policy,
+        rollout=reply.rollout,
+        pool=reply.pool,
+    )
+
+
+def _deltas(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    text, calls = message.get("content"), message.get("tool_calls")
+    others = {key: value for key, value in message.items() if key not in ("content", "tool_calls", "role")}
+    yield {"role": "assistant", "content": "" if isinstance(text, str) else None, **others}
+    if isinstance(text, str):
+        for start in range(0, len(text), PIECE):
+            yield {"content": text[start : start + PIECE]}
+    for index, call in enumerate(calls or ()):
+        yield {"tool_calls": [{"index": index, **call}]}

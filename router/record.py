@@ -1,0 +1,126 @@
+"""What is known of one request while it is answered, and the messages that are made of it."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from contracts.routing import Attempt, RouteDecision, RouteOutcome, Status
+from router.chat import ChatRequest
+from router.decomposition.plan import Subtask
+from router.gateway.keys import Caller
+from router.gateway.models import Asked
+from router.ledger.account import Facts, outcome
+from router.ledger.spending import Reservation
+from router.policy.decision import Decision, Question
+from router.settings import PoolSettings
+
+
+@dataclass
+class Record:
+    """One request. `attempts` grows as the relay makes calls, whatever becomes of them."""
+
+    run: str
+    request: ChatRequest
+    caller: Caller
+    asked: Asked
+    budget: int | None = None  # picodollars that are left to its key; None = without limit
+    id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
+    kind: str = ""
+    whole: bool = True  # it is not taken apart
+    decisions: list[RouteDecision] = field(default_factory=list)
+    attempts: list[Attempt] = field(default_factory=list)
+    started: float = field(default_factory=time.perf_counter)
+    called: float = 0.0  # when the first pool was called
+    returned: float = 0.0  # when all of them were done
+    reservations: list[Reservation] = field(default_factory=list)  # of its key's budget
+    begun: bool = False  # a part of the answer has been given to the application
+    outcome: RouteOutcome | None = None  # set once, at the end
+
+    @property
+    def cost(self) -> int:
+        """Picodollars of all calls that have ended."""
+        return sum(attempt.cost for attempt in self.attempts)
+
+    @property
+    def left(self) -> int | None:
+        """Picodollars that this request may still cost; None = without limit."""
+        return None if self.budget is None else max(self.budget - self.cost, 0)
+
+    @property
+    def tokens(self) -> int:
+        """Prompt and answer tokens of all calls that have ended."""
+        return sum(attempt.prompt_tokens + attempt.completion_tokens for attempt in self.attempts)
+
+    @property
+    def overhead(self) -> float:
+        """Seconds spent here so far: before the first call of a pool and after the last."""
+        now = time.perf_counter()
+        return (self.called or now) - self.started + (now - self.returned if self.returned else 0.0)
+
+    @contextmanager
+    def calling(self) -> Iterator[None]:
+        """Around what waits for pools: it does not count as time spent here."""
+        self.called = self.called or time.perf_counter()
+        try:
+            yield
+        finally:
+            self.returned = time.perf_counter()
+
+    def decided(self, question: Question, decision: Decision, subtask: Subtask) -> None:
+        """Keep a decision as what is published of it: figures, never text."""
+        name = subtask.name
+        before = sum(each.subtask == name for each in self.decisions)
+        self.decisions.append(
+            RouteDecision(
+                id=".".join([self.id, *([name] if name else []), *([str(before + 1)] if before else [])]),
+                run=self.run,
+                request_id=self.id,
+                subtask=name,
+                session=self.request.session,
+                key=self.caller.name,
+                requested=self.request.model,
+                kind=question.kind,
+                demand=question.demand,
+                pool=decision.pool,
+                order=[pool for pool in decision.order if pool != decision.pool],
+                reason=decision.reason,
+                scores=decision.scores,
+                excluded=decision.excluded,
+                features=decision.features,
+                propensity=decision.propensity,
+                tolerance=question.tolerance,
+                policy=decision.policy,
+                shadow=decision.shadow,
+                at_ns=time.time_ns(),
+            )
+        )
+
+    def end(self, status: Status, error: str, pools: Mapping[str, PoolSettings]) -> RouteOutcome:
+        """The outcome; a request has one."""
+        assert self.outcome is None, "a request ends once"
+        facts = Facts(
+            request_id=self.id,
+            run=self.run,
+            key=self.caller.name,
+            session=self.request.session,
+            requested=self.request.model,
+            kind=self.kind,
+            prompt_tokens=self.request.prompt_tokens,
+            allowed=self.caller.pools,
+        )
+        self.outcome = outcome(
+            facts,
+            self.attempts,
+            pools,
+            status=status,
+            decisions=[each.id for each in self.decisions],
+            seconds=time.perf_counter() - self.started,
+            overhead_seconds=self.overhead,
+            at_ns=time.time_ns(),
+            error=error,
+        )
+        return self.outcome

@@ -1,0 +1,146 @@
+"""The router: pools from the settings, a gateway before them, a ledger behind it, and the bus beside it.
+
+Requests come in at `router.gateway`, and `router.answering` tells what becomes of one. Here the parts are put together,
+started, and stopped in an order that loses nothing: no new requests, the running ones to their end, then the books.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
+
+import structlog
+import uvicorn
+from starlette.types import ASGIApp
+
+from infra.errors import UserError
+from infra.service import Service
+from router.answering import Answering
+from router.cascade.verifiers import Verifiers
+from router.gateway.app import make_app
+from router.gateway.completions import Completions
+from router.gateway.keys import Keys
+from router.gateway.models import check
+from router.ledger.books import Books
+from router.ledger.store import Ledger
+from router.outbox import Outbox
+from router.policy.decide import NEUTRAL
+from router.pools.base import Pool
+from router.pools.openai import OpenAIPool
+from router.pools.relay import Relay
+from router.settings import RouterSettings
+
+log = structlog.get_logger(__name__)
+
+BACKLOG = 2048  # connections that wait to be accepted
+KEEP_ALIVE_SECONDS = 75  # idle connections of applications
+DRAIN_SHARE = 0.7  # of the time that a service has to stop: for running requests; the rest is for the books
+CLOSE_SECONDS = 2  # for connections, once nothing is being answered
+VERIFIERS = 2  # processes that check answers
+BEAT_SECONDS = 1.0
+
+
+async def main(service: Service) -> None:
+    """Answer requests until the service is told to stop, and the running ones to their end."""
+    settings: RouterSettings = service.settings.section("router")
+    run = service.settings.run.name
+    keys = Keys(settings.keys, os.environ, asyncio.get_running_loop().time())
+    if keys.open:
+        log.warning("the gateway is open to everyone: router.keys names no API key")
+    pools = make_pools(settings, os.environ)
+    async with AsyncExitStack() as stack:
+        ledger = stack.enter_context(closing(Ledger(settings.directory)))
+        outbox = Outbox(service.bus, settings.directory, run)
+        service.spawn(outbox.run(), "outbox")
+        stack.push_async_callback(outbox.close)
+        relay = Relay(pools)
+        stack.push_async_callback(relay.close)
+        verifiers = Verifiers(VERIFIERS)
+        stack.push_async_callback(verifiers.close)
+        await verifiers.start()
+        books = Books(ledger, outbox)
+        answering = Answering(run, settings, relay, keys, books, verifiers, lambda: (NEUTRAL, None))
+        completions = Completions(answering, keys)
+
+        def ready() -> tuple[bool, str]:
+            return readiness(relay, service.bus.connected, service.stopping.is_set())
+
+        app = make_app(answering, completions, keys, books, alive=service.health.liveness, ready=ready)
+        address = await stack.enter_async_context(listening(app, settings.host, settings.port))
+        service.ready(address)
+        await _until_stopped(service)
+        completions.draining = True
+        await completions.drained(DRAIN_SHARE * service.settings.service.drain_seconds)
+
+
+def make_pools(settings: RouterSettings, environment: Mapping[str, str]) -> dict[str, Pool]:
+    """The pools of the settings. Raises `UserError` where one cannot be."""
+    if not settings.pools:
+        raise UserError("router.pools is empty; describe at least one pool in the run file, as [router.pools.NAME]")
+    check(settings.pools)
+    return {name: OpenAIPool.from_environment(name, each, environment) for name, each in settings.pools.items()}
+
+
+def readiness(relay: Relay, connected: bool, stopping: bool) -> tuple[bool, str]:
+    """Whether a request could be answered now, and a sentence."""
+    if stopping:
+        return False, "draining"
+    states = relay.states()
+    able = [each.name for each in states if each.available and (connected or each.settings.kind != "bus")]
+    why = ", ".join(f"{each.name}: {each.reason or 'not connected to NATS'}" for each in states)
+    return (True, f"ready: {', '.join(able)}") if able else (False, why)
+
+
+async def _until_stopped(service: Service) -> None:
+    while not service.stopping.is_set():
+        service.beat()
+        try:
+            async with asyncio.timeout(BEAT_SECONDS):
+                await service.stopping.wait()
+        except TimeoutError:
+            continue
+
+
+class _Server(uvicorn.Server):
+    """uvicorn within a service, whose signals are the service's."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave them alone."""
+        yield
+
+
+@asynccontextmanager
+async def listening(app: ASGIApp, host: str, port: int) -> AsyncIterator[str]:
+    """Serve `app` over HTTP; yields the address. Raises `UserError` where the port is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise UserError(
+            f"router.port {port} on {host}: {error.strerror}; choose another port, or 0 for any free one"
+        ) from None
+    config = uvicorn.Config(
+        app,
+        lifespan="off",
+        ws="none",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=CLOSE_SECONDS,
+    )
+    server = _Server(config)
+    with listener:
+        serving = asyncio.create_task(server.serve([listener]), name="gateway")
+        try:
+            yield f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            await serving
