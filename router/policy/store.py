@@ -1,0 +1,275 @@
+"""Versions of the routing policy on disk: what is in force, what is on trial, and the way back.
+
+A version is a document that names its cold-start model and holds the calibration learned on top of it; its name is the
+digest of its bytes. The head, a small file, says which one is in force. Everything is written atomically and checked
+when it is read: a file that is truncated, altered or nonsense is refused with one sentence, and the policy in force
+stays.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import math
+import os
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import structlog
+
+from infra.errors import UserError
+from router.policy.calibration import Calibration
+from router.policy.decide import Model, Policy
+
+log = structlog.get_logger(__name__)
+
+MAX_BYTES = 512 * 1024  # of a document; fits a message of NATS
+MAX_WEIGHT = 100.0
+KEPT = 20  # versions that are kept
+HEAD = "head.json"
+DIGEST = 16  # hex digits of a version's name
+
+
+class Invalid(ValueError):
+    """A policy that must not be used; the text is one sentence for people."""
+
+
+class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One version of the routing policy, as it is stored."""
+
+    model: str  # version of the cold-start model
+    calibration: Calibration
+    parent: str = ""  # the version in force when it was made; empty = none
+    metrics: dict[str, float] = {}  # of its fit
+    made_ns: int = 0  # unix ns
+
+
+class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What happened to a version last."""
+
+    since_ns: int  # unix ns
+    reason: str
+    metrics: dict[str, float] = {}  # of its trial
+
+
+class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which version is what. Of two heads, that with the higher serial is newer."""
+
+    serial: int = 0
+    history: list[str] = []  # versions put in force, the last one is; empty = the shipped one is
+    trial: str = ""  # version that is only asked; empty = none
+    notes: dict[str, Note] = {}
+
+    def state(self, version: str) -> str:
+        """active, shadow or retired."""
+        return "active" if version in self.history[-1:] else "shadow" if version == self.trial else "retired"
+
+
+def encode(document: Document) -> tuple[str, bytes]:
+    """A document's version and bytes."""
+    data = msgspec.json.encode(document, order="sorted")
+    return hashlib.sha256(data).hexdigest()[:DIGEST], data
+
+
+def decode(version: str, data: bytes) -> Document:
+    """Check a document and read it. Raises `Invalid`."""
+    if len(data) > MAX_BYTES:
+        raise Invalid(f"routing policy {version}: {len(data)} bytes, more than {MAX_BYTES}")
+    if hashlib.sha256(data).hexdigest()[:DIGEST] != version:
+        raise Invalid(f"routing policy {version}: the content has another digest; it was cut short or altered")
+    try:
+        document = msgspec.json.decode(data, type=Document)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise Invalid(f"routing policy {version}: not a policy: {error}") from None
+    weights = [value for pool in document.calibration.weights.values() for value in pool.values()]
+    if not all(math.isfinite(value) and abs(value) <= MAX_WEIGHT for value in weights):
+        raise Invalid(f"routing policy {version}: a weight is not a number within ±{MAX_WEIGHT:g}")
+    if not all(0 <= value < 1e9 for value in document.calibration.lengths.values()):
+        raise Invalid(f"routing policy {version}: a mean answer length is not a number of tokens")
+    return document
+
+
+def decode_head(data: bytes) -> Head:
+    """Raises `Invalid`."""
+    try:
+        head = msgspec.json.decode(data, type=Head)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise Invalid(f"head of the routing policies: {error}") from None
+    for version in (*head.history, *head.notes, *([head.trial] if head.trial else [])):
+        if len(version) != DIGEST or not set(version) <= set("0123456789abcdef"):
+            raise Invalid(f"head of the routing policies: {version!r} is no version")
+    return head
+
+
+class PolicyStore:
+    """The routing policies of one router, in a folder.
+
+    `policy` is in force and `trial`, where there is one, only asked; both are always usable. `models` are the
+    cold-start models at hand; the first one is used where there is no policy yet.
+    """
+
+    def __init__(self, directory: Path, models: Sequence[Model], now_ns: Callable[[], int] = time.time_ns) -> None:
+        self.directory = directory
+        self._models = {model.version: model for model in models}
+        self._now_ns = now_ns
+        self.shipped = Policy(encode(Document(models[0].version, Calibration()))[0], models[0], Calibration())
+        self.policy = self.shipped
+        self.trial: Policy | None = None
+        self.head = Head()
+        self.refresh()
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """Take up what the folder says now. What cannot be used is logged, and a former version is in force instead."""
+        try:
+            head = self._read_head()
+        except Invalid as error:
+            log.error("routing policies not read", in_force=self.policy.version, reason=str(error))
+            return
+        if head != self.head:
+            self.policy = self._last_usable(head.history)
+            self.trial = self._usable(head.trial) if head.trial else None
+            self.head = head
+
+    def _read_head(self) -> Head:
+        try:
+            return decode_head((self.directory / HEAD).read_bytes())
+        except FileNotFoundError:
+            return Head()
+        except OSError as error:
+            raise Invalid(f"head of the routing policies: {error.strerror}") from None
+
+    def _last_usable(self, history: Sequence[str]) -> Policy:
+        found = (self._usable(version) for version in reversed(history))
+        return next((policy for policy in found if policy is not None), self.shipped)
+
+    def _usable(self, version: str) -> Policy | None:
+        try:
+            return self.load(version)
+        except Invalid as error:
+            log.error("routing policy refused", version=version, in_force=self.policy.version, reason=str(error))
+            return None
+
+    def load(self, version: str) -> Policy:
+        """A stored version, ready for use. Raises `Invalid`."""
+        for policy in (self.shipped, self.policy):
+            if version == policy.version:
+                return policy
+        document = decode(version, self.read(version))
+        model = self._models.get(document.model)
+        if model is None:
+            known = ", ".join(self._models)
+            raise Invalid(f"routing policy {version}: made for cold-start model {document.model}; here is {known}")
+        return Policy(version, model, document.calibration)
+
+    def read(self, version: str) -> bytes:
+        """A version's bytes, unchecked. Raises `Invalid` where they cannot be had."""
+        try:
+            with (self.directory / f"{version}.json").open("rb") as file:
+                return file.read(MAX_BYTES + 1)
+        except OSError as error:
+            raise Invalid(f"routing policy {version}: {error.strerror}") from None
+
+    # --- changing -----------------------------------------------------------------------------------------------------
+
+    def adopt(self, head: Head, documents: Mapping[str, bytes]) -> None:
+        """Take another router's head and versions for one's own, unless this one is newer by now. Raises `Invalid`."""
+        for version, data in documents.items():
+            decode(version, data)
+        self._change(lambda mine: head if head.serial >= mine.serial else mine, documents)
+
+    def try_out(self, document: Document, reason: str) -> str:
+        """Put a new policy on trial, in the place of another one; returns its version. Raises `Invalid`."""
+        version, data = encode(document)
+        decode(version, data)
+        self._change(lambda head: self._noted(head, version, reason, {}, trial=version), {version: data})
+        return version
+
+    def promote(self, version: str, reason: str, metrics: dict[str, float] | None = None) -> None:
+        """Put a version in force, and retire the one that was. Raises `UserError` if that cannot be done."""
+        try:
+            self.load(version)
+        except Invalid as error:
+            raise UserError(f"{error}; `tailrace route policy list` shows what there is") from None
+        if version == self.policy.version:
+            raise UserError(f"routing policy {version} is in force already")
+
+        def promoted(head: Head) -> Head:
+            trial = "" if head.trial == version else head.trial
+            history = [*head.history, version][-KEPT:]
+            return self._noted(head, version, reason, metrics or {}, trial=trial, history=history)
+
+        self._change(promoted)
+
+    def retire(self, version: str, reason: str, metrics: dict[str, float]) -> None:
+        """End the trial of a version without a promotion."""
+        self._change(
+            lambda head: self._noted(head, version, reason, metrics, trial="" if head.trial == version else head.trial)
+        )
+
+    def roll_back(self) -> str:
+        """Put the version back in force that was so before; returns it. Raises `UserError` if there is none."""
+        former = self.policy.version
+        if former == self.shipped.version:
+            raise UserError(f"routing policy {former} is the shipped one: there is none to go back to")
+
+        def rolled_back(head: Head) -> Head:
+            history = head.history[: head.history.index(former)] if former in head.history else []
+            return self._noted(head, former, "rolled back", {}, history=history)
+
+        self._change(rolled_back)
+        return self.policy.version
+
+    def _noted(self, head: Head, version: str, reason: str, metrics: dict[str, float], **changes: Any) -> Head:
+        others = [(name, note) for name, note in head.notes.items() if name != version]
+        kept = dict(sorted(others, key=lambda item: item[1].since_ns)[-KEPT + 1 :])
+        kept[version] = Note(self._now_ns(), reason, metrics)
+        return msgspec.structs.replace(head, notes=kept, **changes)
+
+    def _change(self, edit: Callable[[Head], Head], documents: Mapping[str, bytes] | None = None) -> None:
+        """Store documents and edit the head; processes that do so at the same time take turns."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with (self.directory / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                head = self._read_head()
+            except Invalid as error:
+                log.error("head of the routing policies is replaced", reason=str(error))
+                head = self.head
+            edited = edit(head)
+            if edited.serial <= head.serial and edited != head:
+                edited = msgspec.structs.replace(edited, serial=head.serial + 1)
+            for version, data in (documents or {}).items():
+                self._write(f"{version}.json", data)
+            self._write(HEAD, msgspec.json.encode(edited))
+            self._forget(edited)
+        self.refresh()
+
+    def _forget(self, head: Head) -> None:
+        """Delete versions that the head no longer names."""
+        for path in self.directory.glob("*.json"):
+            if path.name != HEAD and path.stem not in {*head.history, *head.notes, head.trial}:
+                path.unlink(missing_ok=True)
+
+    def _write(self, name: str, data: bytes) -> None:
+        """Write a file as a whole or not at all."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        partial = self.directory / f".{name}.{secrets.token_hex(4)}"
+        try:
+            with partial.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(self.directory / name)
+        finally:
+            partial.unlink(missing_ok=True)
+        descriptor = os.open(self.directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
