@@ -344,7 +344,7 @@ class Tokens(Message, frozen=True, tag="tokens"):
     logprobs: list[float] = []  # [n] natural log, under the distribution sampled
     policy: PolicyRef | None = None  # weights that sampled the stretch; None where it has no tokens
     finish: str = ""  # Finish, on the completion's last stretch
-    prompt_tokens: Nat = 0  # on the last stretch
+    prompt_tokens: Nat = 0  # of the prompt; 0 = not known yet
     rollout: str = ""  # on the last stretch: id of the published rollout
     code: str = ""  # TokensError: the whole task ends with it; empty = all is well
     error: str = ""  # the sentence that goes with it

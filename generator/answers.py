@@ -65,6 +65,7 @@ class Answer:
         self._bus = bus
         self._task = task
         self._attempt = attempt
+        self.prompt_tokens = 0  # once they are known
         self._generator = generator
 
     async def flush(self, streams: Sequence[Stream]) -> None:
@@ -73,13 +74,13 @@ class Answer:
             for stretch in stream.take():
                 await self._tell(self._message(index, stretch.start, stretch))
 
-    async def finish(self, index: int, stream: Stream, prompt_tokens: int, rollout: str) -> None:
+    async def finish(self, index: int, stream: Stream, rollout: str) -> None:
         """A completion has ended, and its rollout is stored. Raises `Unavailable`."""
         completion = stream.completion
         last = Stretch(len(completion.tokens), completion.policies[-1][1], stream.text.end())
         message = self._message(index, last.start, last)
         finish = completion.finish or Finish.STOP
-        await self._tell(structs.replace(message, finish=finish, prompt_tokens=prompt_tokens, rollout=rollout))
+        await self._tell(structs.replace(message, finish=finish, rollout=rollout))
 
     async def fail(self, code: TokensError, sentence: str) -> None:
         """The task ends with an error. Where that cannot be told, whoever waits finds out by waiting."""
@@ -98,6 +99,7 @@ class Answer:
             pieces=stretch.pieces if stretch else [],
             logprobs=stretch.logprobs if stretch else [],
             policy=stretch.policy if stretch else None,
+            prompt_tokens=self.prompt_tokens,
             generator=self._generator,
         )
 

@@ -179,6 +179,7 @@ class Server:
     async def _answer(self, task: Task, answer: Answer) -> None:
         """Sample and stream, publish the rollouts, and only then say that the answer is complete."""
         prompt = await self._prompt(task)
+        answer.prompt_tokens = len(prompt)
         started_ns = time.time_ns()
         streams = [Stream(AnswerText(self._decode, task.sampling.stop), self._piece) for _ in range(task.group_size)]
         await self._sample(task, prompt, answer, streams)
@@ -197,7 +198,7 @@ class Server:
         self.reports.rollouts += len(rollouts)
         self.reports.outcomes[Outcome.PENDING] += len(rollouts)
         for rollout, stream in zip(rollouts, streams, strict=True):
-            await answer.finish(rollout.index, stream, len(prompt), rollout.id)
+            await answer.finish(rollout.index, stream, rollout.id)
 
     async def _prompt(self, task: Task) -> list[int]:
         if not task.turns:
