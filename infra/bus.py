@@ -80,6 +80,11 @@ class Bus:
         """
         return cls(await Connection.open(settings, name))
 
+    @classmethod
+    def later(cls, settings: NatsSettings, name: str) -> Bus:
+        """Connect in the background, for as long as it takes; until then every method raises `Unavailable` at once."""
+        return cls(Connection.later(settings, name))
+
     @property
     def connected(self) -> bool:
         """Whether the server can be talked to now: part of readiness."""

@@ -37,6 +37,7 @@ ATTEMPT_SECONDS = 3.0  # limit of the first attempt; it doubles with each one th
 ATTEMPT_SECONDS_MAX = 30.0
 PAUSE_SECONDS = 0.1  # between attempts, doubling
 PAUSE_SECONDS_MAX = 2.0
+REACH_SECONDS_MAX = 30.0  # between attempts to connect for the first time, where they fail for good
 CALL_PATIENCE = 60.0
 TOLD_ATTEMPTS = {4, 16, 64}  # that many failures of one request are worth a line in the log
 CLOSE_SECONDS = 3.0
@@ -97,9 +98,11 @@ class Connection:
         self._closing = False
         self._refused: asyncio.Future[str] | None = None  # awaited while connecting for the first time
         self._up = asyncio.Event()
+        self._reached = asyncio.Event()  # the server has been there once
         self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._forbidden: set[str] = set()  # subjects the server refused lately
         self._last_trouble = ""
+        self._reaching: asyncio.Task[None] | None = None
         self._reopening: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._subscribers: list[Subscriber] = []
@@ -111,8 +114,7 @@ class Connection:
         Raises `UserError` naming the address if nobody answers there, the credentials are refused, or messages have to
         be smaller than `SMALLEST_PAYLOAD`.
         """
-        if settings.credentials is not None and not settings.credentials.is_file():
-            raise UserError(f"nats.credentials: there is no file {settings.credentials}")
+        _check_credentials(settings)
         connection = cls(settings, name)
         connection._refused = asyncio.get_running_loop().create_future()
         connecting = asyncio.create_task(connection._connect())
@@ -132,12 +134,9 @@ class Connection:
             except (NatsError, ValueError, ImportError) as error:
                 raise UserError(f"NATS server {settings.url}: {error}; check nats.url and nats.credentials") from None
             connection._refused = None
-            if connection.max_payload < SMALLEST_PAYLOAD:
+            if too_small := connection._too_small():
                 await connection.close()
-                raise UserError(
-                    f"NATS server {settings.url}: its max_payload is {connection.max_payload} bytes, "
-                    f"Tailrace needs at least {SMALLEST_PAYLOAD}; raise it in the server's configuration"
-                )
+                raise UserError(too_small)
             connection._watching = asyncio.create_task(connection._watch(), name="connection watch")
             return connection
         connection._closing = True
@@ -150,6 +149,22 @@ class Connection:
             f"NATS server {settings.url} cannot be reached within {settings.connect_timeout:g} s "
             f"({connection._last_trouble or 'no answer'}); start it or correct nats.url"
         )
+
+    @classmethod
+    def later(cls, settings: NatsSettings, name: str) -> Connection:
+        """Connect in the background, for as long as it takes.
+
+        Until the server has been reached for the first time, what is asked of it raises `Unavailable` at once. Raises
+        `UserError` if there is no credentials file.
+        """
+        _check_credentials(settings)
+        connection = cls(settings, name)
+        connection._reaching = asyncio.create_task(connection._reach(), name="connecting")
+        return connection
+
+    async def reached(self) -> None:
+        """Wait, without end, until the server has been reached for the first time."""
+        await self._reached.wait()
 
     @property
     def connected(self) -> bool:
@@ -181,8 +196,12 @@ class Connection:
     ) -> T:
         """Repeat an idempotent request, given the client and the attempt's limit in seconds, until it is answered.
 
-        An answer that is a lasting error is raised as nats-py's `APIError`; `Unavailable` after `patience` seconds.
+        An answer that is a lasting error is raised as nats-py's `APIError`; `Unavailable` after `patience` seconds, and
+        at once where the server has never been reached.
         """
+        if not self._reached.is_set():
+            trouble = self._last_trouble or "no answer"
+            raise Unavailable(f"NATS server {self._settings.url} has not been reached yet ({trouble})")
         deadline = time.monotonic() + patience
         limit, pause = ATTEMPT_SECONDS, PAUSE_SECONDS
         trouble, attempts = "not connected", 0
@@ -289,7 +308,7 @@ class Connection:
     async def close(self) -> None:
         """Flush and close, in bounded time whatever the server does."""
         self._closing = True
-        for task in (self._watching, self._reopening):
+        for task in (self._reaching, self._watching, self._reopening):
             if task is not None:
                 task.cancel()
         await _bounded(self._close_client(), CLOSE_SECONDS)
@@ -301,6 +320,32 @@ class Connection:
                 await self._client.flush(timeout=1)
         with contextlib.suppress(NatsError, OSError):
             await self._client.close()
+
+    async def _reach(self) -> None:
+        """Connect for the first time, whatever stands in the way and for however long."""
+        pause = PAUSE_SECONDS_MAX
+        while not self._closing:
+            try:
+                await self._connect()
+            except (NatsError, OSError, ValueError, ImportError) as error:
+                self._last_trouble = str(error)
+                log.error("NATS cannot be reached", url=self._settings.url, error=str(error))
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, REACH_SECONDS_MAX)
+                continue
+            if too_small := self._too_small():
+                log.error(too_small)
+            self._watching = asyncio.create_task(self._watch(), name="connection watch")
+            return
+
+    def _too_small(self) -> str:
+        """A sentence where the server takes only messages that are too small; otherwise empty."""
+        if self.max_payload >= SMALLEST_PAYLOAD:
+            return ""
+        return (
+            f"NATS server {self._settings.url}: its max_payload is {self.max_payload} bytes, "
+            f"Tailrace needs at least {SMALLEST_PAYLOAD}; raise it in the server's configuration"
+        )
 
     async def _connect(self) -> None:
         settings = self._settings
@@ -339,6 +384,7 @@ class Connection:
 
     async def _on_connected(self) -> None:
         self._last_trouble = ""
+        self._reached.set()
         if self._lost.done():
             self._lost = asyncio.get_running_loop().create_future()
             log.info("connected again", url=self._settings.url)
@@ -447,3 +493,8 @@ def _retrieve(task: asyncio.Future[Any]) -> None:
     # An attempt that was abandoned may still fail; nobody waits for it.
     if not task.cancelled():
         task.exception()
+
+
+def _check_credentials(settings: NatsSettings) -> None:
+    if settings.credentials is not None and not settings.credentials.is_file():
+        raise UserError(f"nats.credentials: there is no file {settings.credentials}")

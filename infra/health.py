@@ -27,9 +27,11 @@ class Health:
     /readyz).
     """
 
-    def __init__(self, limit: float, clock: Callable[[], float]) -> None:
+    def __init__(self, limit: float, clock: Callable[[], float], *, needs_bus: bool = True) -> None:
+        """`limit` in seconds; without `needs_bus` the service does its work while the bus is away."""
         self._limit = limit
         self._clock = clock
+        self._needs_bus = needs_bus
         self._last_beat: float | None = None
         self.is_ready = False
         self.detail = "starting"
@@ -56,9 +58,10 @@ class Health:
 
     def readiness(self, connected: bool) -> tuple[bool, str]:
         """Whether the service can do its work, and a sentence."""
-        if not connected:
+        if not connected and self._needs_bus:
             return False, "not connected to NATS"
-        return self.is_ready, self.detail or "ready"
+        away = "" if connected else "; not connected to NATS"
+        return self.is_ready, (self.detail or "ready") + away
 
 
 @asynccontextmanager

@@ -24,7 +24,7 @@ from contracts import subjects
 from contracts.messages import Heartbeat
 from infra import telemetry
 from infra.bootstrap import bootstrap
-from infra.bus import Bus, PublishFailed, QueueFull
+from infra.bus import Bus, PublishFailed, QueueFull, Unavailable
 from infra.errors import UserError
 from infra.health import Health, serve_health
 from infra.runfile import to_toml
@@ -33,6 +33,7 @@ from infra.settings import Settings, load
 log = structlog.get_logger()
 
 CLOSE_SECONDS = 5.0  # closing the bus and flushing telemetry, each
+BUS_SECONDS = 5.0  # before the server is asked again whether it has what the catalogue describes
 EXIT_FAILURE = 1
 EXIT_USER_ERROR = 2
 
@@ -40,19 +41,31 @@ EXIT_USER_ERROR = 2
 class Service:
     """What a service's main gets."""
 
-    def __init__(self, name: str, instance: str, settings: Settings, bus: Bus, stopping: asyncio.Event) -> None:
+    def __init__(
+        self,
+        name: str,
+        instance: str,
+        settings: Settings,
+        bus: Bus,
+        stopping: asyncio.Event,
+        *,
+        bus_later: bool = False,
+    ) -> None:
         self.name = name
         self.instance = instance
         self.settings = settings
         self.bus = bus
         self.stopping = stopping  # set by SIGTERM and SIGINT: stop taking work, finish or give back, return
-        self.health = Health(settings.service.liveness_seconds, time.monotonic)
+        self.health = Health(settings.service.liveness_seconds, time.monotonic, needs_bus=not bus_later)
         self.started_ns = time.time_ns()
+        self._bus_ready = asyncio.Event()
+        if not bus_later:
+            self._bus_ready.set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def ready(self, detail: str = "") -> None:
-        """From now on /readyz succeeds, as long as the bus is connected."""
+        """From now on /readyz succeeds, as long as the bus is connected where the service needs it."""
         self.health.ready(detail)
         log.info("ready", detail=detail)
 
@@ -78,6 +91,26 @@ class Service:
             error.add_note(f"in the background task {task.get_name()}")
             self._failure.set_exception(error)
 
+    async def bus_ready(self) -> None:
+        """Wait until the bus has been reached and has what the catalogue describes: at once, but for `bus_later`."""
+        await self._bus_ready.wait()
+
+    async def prepare_bus(self) -> None:
+        """See to it that `bus_ready` ends; what is wrong with the server is said, and asked again."""
+        await self.bus.connection.reached()
+        told = ""
+        while True:
+            try:
+                await _bootstrap(self.bus, self.name, self.settings)
+            except (UserError, Unavailable) as error:
+                if str(error) != told:
+                    log.error("the bus cannot be used yet", error=str(error))
+                    told = str(error)
+                await asyncio.sleep(BUS_SECONDS)
+                continue
+            self._bus_ready.set()
+            return
+
     @property
     def state(self) -> str:
         """starting, ready or draining: what the heartbeat says."""
@@ -99,7 +132,9 @@ class Service:
         try:
             await self.bus.publish(subjects.HEARTBEAT, message, id=f"{self.instance}.{now}", patience=patience, run=run)
         except (PublishFailed, QueueFull) as error:
-            log.warning("heartbeat not published", error=str(error))
+            # That the server is away is in the log already.
+            tell = log.warning if self.bus.connected else log.debug
+            tell("heartbeat not published", error=str(error))
 
     async def heartbeats(self) -> None:
         """Publish a sign of life every `service.heartbeat_seconds`; an unreachable server costs only the beats."""
@@ -141,8 +176,11 @@ async def _cancel(tasks: list[asyncio.Future[Any]]) -> None:
             task.exception()  # taken: what counted has been raised already
 
 
-def serve(name: str, main: Callable[[Service], Awaitable[None]]) -> NoReturn:
+def serve(name: str, main: Callable[[Service], Awaitable[None]], *, bus_later: bool = False) -> NoReturn:
     """Run a service until main returns, and exit: 0 done, 1 failed, 2 an error that a person can act on.
+
+    With `bus_later` it starts, and is ready, without the server: connecting goes on in the background, and
+    `Service.bus_ready` waits for it.
 
     Takes `--config FILE` and `--print-config` from the command line and everything else from the run file and the
     environment. The first SIGTERM or SIGINT drains, a second one exits at once.
@@ -158,7 +196,7 @@ def serve(name: str, main: Callable[[Service], Awaitable[None]]) -> NoReturn:
             sys.exit(0)
         instance = settings.service.instance or f"{name}-{_token(socket.gethostname())}-{os.getpid()}"
         telemetry.setup(name, instance, settings)
-        asyncio.run(_live(name, instance, settings, main))
+        asyncio.run(_live(name, instance, settings, main, bus_later))
         code = 0
     except Exception as error:
         if (cause := _user_error(error)) is not None:
@@ -182,7 +220,9 @@ def _token(host: str) -> str:
     return "".join(c if c.isalnum() and c.isascii() else "-" for c in host.lower())
 
 
-async def _live(name: str, instance: str, settings: Settings, main: Callable[[Service], Awaitable[None]]) -> None:
+async def _live(
+    name: str, instance: str, settings: Settings, main: Callable[[Service], Awaitable[None]], bus_later: bool
+) -> None:
     loop = asyncio.get_running_loop()
     interrupted = asyncio.Event()
 
@@ -197,7 +237,7 @@ async def _live(name: str, instance: str, settings: Settings, main: Callable[[Se
 
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop, signum)
-    connecting = asyncio.create_task(_connect(name, instance, settings))
+    connecting = asyncio.create_task(_connect(name, instance, settings, bus_later))
     waiting = asyncio.create_task(interrupted.wait())
     await asyncio.wait({connecting, waiting}, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
@@ -205,11 +245,13 @@ async def _live(name: str, instance: str, settings: Settings, main: Callable[[Se
         await _cancel([connecting])
         return
     bus = connecting.result()
-    service = Service(name, instance, settings, bus, interrupted)
+    service = Service(name, instance, settings, bus, interrupted, bus_later=bus_later)
     try:
         async with serve_health(service.health, bus, settings.service.http_host, settings.service.http_port) as port:
             log.info("started", pid=os.getpid(), health_port=port)
             service.spawn(service.heartbeats(), "heartbeats")
+            if bus_later:
+                service.spawn(service.prepare_bus(), "bus")
             await service.run(main)
             await service.heartbeat("stopped")
     finally:
@@ -217,9 +259,14 @@ async def _live(name: str, instance: str, settings: Settings, main: Callable[[Se
         log.info("stopped")
 
 
-async def _connect(name: str, instance: str, settings: Settings) -> Bus:
+async def _connect(name: str, instance: str, settings: Settings, bus_later: bool) -> Bus:
+    if bus_later:
+        return Bus.later(settings.nats, instance)
     bus = await Bus.connect(settings.nats, instance)
-    await bootstrap(
-        bus, settings.run.name, sorted(settings.section(name).task_pools()), create=settings.nats.manage_streams
-    )
+    await _bootstrap(bus, name, settings)
     return bus
+
+
+async def _bootstrap(bus: Bus, name: str, settings: Settings) -> None:
+    pools = sorted(settings.section(name).task_pools())
+    await bootstrap(bus, settings.run.name, pools, create=settings.nats.manage_streams)

@@ -39,6 +39,14 @@ def test_readiness_needs_the_bus_and_the_service() -> None:
     assert health.readiness(connected=True) == (False, "draining")
 
 
+def test_a_service_that_does_not_need_the_bus_is_ready_without_and_says_so() -> None:
+    health = Health(60.0, Clock(), needs_bus=False)
+    assert health.readiness(connected=False) == (False, "starting; not connected to NATS")
+    health.ready("answering")
+    assert health.readiness(connected=False) == (True, "answering; not connected to NATS")
+    assert health.readiness(connected=True) == (True, "answering")
+
+
 @pytest.mark.parametrize(
     ("request_line", "status"),
     [
