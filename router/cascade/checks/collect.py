@@ -23,17 +23,36 @@ class Collected:
     run: Callable[[], Any]
 
 
+CHECK = "check"  # HumanEval's name for the function that is given the one to test
 _NAMED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def declared(tree: ast.Module) -> bool:
     """Whether a module's own text declares any test, asserts outside of functions included."""
-    return any(isinstance(node, ast.Assert) or _is_test(node) for node in tree.body)
+    return asserts_when_executed(tree) or bool(_tests(tree))
+
+
+def asserts_when_executed(tree: ast.Module) -> bool:
+    """Whether a module tests by being executed: asserts outside of functions, or a call of its own `check`."""
+    outside = [node for node in tree.body if not isinstance(node, _NAMED)]
+    return any(isinstance(inner, ast.Assert) or _calls_check(inner) for node in outside for inner in ast.walk(node))
+
+
+def _calls_check(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == CHECK
+
+
+def _tests(tree: ast.Module) -> list[str]:
+    """Names of a module's tests; its `check` is one where it has no others and does not call it itself."""
+    names = list(dict.fromkeys(node.name for node in tree.body if isinstance(node, _NAMED) and _is_test(node)))
+    if not names and not asserts_when_executed(tree):
+        names = [CHECK for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == CHECK][:1]
+    return names
 
 
 def _is_test(node: ast.stmt) -> bool:
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        return node.name.startswith("test") or node.name == "check"
+        return node.name.startswith("test")
     return isinstance(node, ast.ClassDef) and (
         node.name.startswith("Test") or any("TestCase" in ast.unparse(base) for base in node.bases)
     )
@@ -41,9 +60,9 @@ def _is_test(node: ast.stmt) -> bool:
 
 def collect(tree: ast.Module, namespace: dict[str, Any], entry: str) -> Iterator[Collected]:
     """The tests of an executed module, in order: only what its own text declares, never what the tested code brings."""
-    for name in dict.fromkeys(node.name for node in tree.body if isinstance(node, _NAMED) and _is_test(node)):
+    for name in _tests(tree):
         found = namespace.get(name)
-        if name == "check":
+        if name == CHECK:
             yield Collected(name, partial(_check, found, namespace, entry))
         elif isinstance(found, type) and issubclass(found, unittest.TestCase):
             for method in unittest.defaultTestLoader.getTestCaseNames(found):

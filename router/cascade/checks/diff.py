@@ -12,6 +12,7 @@ from router.cascade.result import Result, failed, passed
 
 _HUNK = re.compile(r"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
 _SEARCH = re.compile(r"<{5,9} ?SEARCH\s*")
+_NAME = re.compile(r"[\w./@+-]+")
 _DIVIDER = re.compile(r"={5,9}\s*")
 _REPLACE = re.compile(r">{5,9} ?REPLACE\s*")
 
@@ -45,6 +46,8 @@ class _Files:
         path = path.strip("`*:\"'# ").removeprefix("./")
         names = [name for name in self.given if name == path or path == name.removeprefix("./")]
         names += [name for name in self.given if path.endswith(f"/{name}") or name.endswith(f"/{path}")]
+        if not names and len(self.given) == 1 and not _NAME.fullmatch(path):
+            names = list(self.given)  # a sentence stands before the change, not a name
         return names[0] if names else None
 
     def apply(self, change: _Change) -> None:

@@ -17,11 +17,11 @@ import unittest
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
-from unittest import mock
 
 from router.cascade import answers
 from router.cascade.checks import pytest_subset
-from router.cascade.checks.collect import Collected, collect, declared
+from router.cascade.checks.collect import Collected, asserts_when_executed, collect, declared
+from router.cascade.checks.equality import Equality, Trick
 from router.cascade.checks.programs import run_examples
 from router.cascade.checks.syntax import PYTHON, python_error
 from router.cascade.registry import Tests
@@ -33,10 +33,6 @@ _EXITS = ("_exit", "abort", "execv", "execve")
 
 class Left(SystemExit):
     """The code wanted to end the process, past `finally` and `atexit`."""
-
-
-class Trick(BaseException):
-    """The code pretends to be right."""
 
 
 def run(answer: str, arguments: Tests) -> Result:
@@ -97,27 +93,28 @@ def _guarded() -> Iterator[None]:
 
 def _run(candidate: str, tests: str, entry: str) -> Result:
     clean = dict(vars(builtins))
-    unittest.TestCase._baseAssertEqual = _assert_equal  # type: ignore[attr-defined]  # what its assertEqual ends in
+    equality = Equality()
+    equality.replace_assert_equal()
     framework = dict(vars(unittest.TestCase))
-    tree = ast.fix_missing_locations(_Equality().visit(ast.parse(tests)))
-    namespace: dict[str, Any] = {"__name__": _TESTS, "__builtins__": clean, _Equality.NAME: _equal}
+    tree = equality.replaced(ast.parse(tests))
+    namespace: dict[str, Any] = {"__name__": _TESTS, "__builtins__": clean, equality.NAME: equality}
     stage, ran = "when it is loaded", 0
     try:
-        module = _module(candidate, tests)
+        module = _module(candidate)
+        _alias(module, tree)
         sys.settrace(None)
         sys.setprofile(None)
         namespace = {k: v for k, v in vars(module).items() if not k.startswith("__")} | namespace
         stage = "in the tests' own code"
         exec(compile(tree, "<tests>", "exec", dont_inherit=True), namespace)
-        if any(isinstance(node, ast.Assert) for node in tree.body):
-            ran += 1
+        ran += asserts_when_executed(tree)
         for each in collect(tree, namespace, entry):
             stage = f"in {each.name}"
             ran += _one(each)
     except Trick as error:
         return failed(f"The code pretends to be right: {error}.")
     except BaseException as error:  # whatever hostile code raises, SystemExit included
-        return _reason(error, stage)
+        return _reason(error, stage, equality.unequal)
     if vars(unittest.TestCase) != framework:
         return failed("The code changes the test framework.")
     if not ran:
@@ -127,22 +124,34 @@ def _run(candidate: str, tests: str, entry: str) -> Result:
     return passed(f"{ran} tests passed.")
 
 
-def _module(candidate: str, tests: str) -> types.ModuleType:
-    """The code under test as a module, which the tests may import under any name that is no other module's."""
+def _module(candidate: str) -> types.ModuleType:
+    """The code under test as an executed module."""
     module = types.ModuleType(_CANDIDATE)
     sys.modules[_CANDIDATE] = module
     sys.modules["pytest"] = pytest_subset.module()
-    for node in ast.walk(ast.parse(tests)):
-        names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else names
-        for name in names:
-            if name and name not in sys.modules and not _exists(name):
-                parts = name.split(".")
-                for end in range(1, len(parts) + 1):
-                    sys.modules[".".join(parts[:end])] = module
+    unittest.main = lambda *_, **__: None  # type: ignore[assignment]  # the tests are run here
     module.__dict__["__builtins__"] = dict(vars(builtins))
     exec(compile(candidate, "<code>", "exec", dont_inherit=True), module.__dict__)
     return module
+
+
+def _alias(module: types.ModuleType, tests: ast.Module) -> None:
+    """Where tests take names that the module has from one that nobody knows, they mean this module."""
+    used: dict[str, set[str]] = {}
+    for node in ast.walk(tests):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            used.setdefault(node.module, set()).update(alias.name for alias in node.names)
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                name = alias.asname or alias.name
+                uses = (each for each in ast.walk(tests) if isinstance(each, ast.Attribute))
+                found = {each.attr for each in uses if ast.unparse(each.value) == name}
+                used.setdefault(alias.name, set()).update(found)
+    for name, taken in used.items():
+        if (taken & vars(module).keys() or "*" in taken) and not _exists(name):
+            parts = name.split(".")
+            for end in range(1, len(parts) + 1):
+                sys.modules[".".join(parts[:end])] = module
 
 
 def _exists(name: str) -> bool:
@@ -161,7 +170,7 @@ def _one(test: Collected) -> int:
     return 1
 
 
-def _reason(error: BaseException, stage: str) -> Result:
+def _reason(error: BaseException, stage: str, unequal: str) -> Result:
     if isinstance(error, pytest_subset.Unsupported):
         return undecided(f"The tests need {error}, which this check does not offer.")
     if isinstance(error, SystemExit):
@@ -174,7 +183,8 @@ def _reason(error: BaseException, stage: str) -> Result:
         return undecided(f"The code needs what the sandbox does not allow ({stage}: {_text(error)}).")
     line = _line(error)
     where = f"{stage}{f' (line {line} of the tests)' if line else ''}"
-    return failed(f"The code fails {where}: {type(error).__name__}{f': {text}' if (text := _text(error)) else ''}.")
+    text = _text(error) or (unequal if isinstance(error, AssertionError) else "")
+    return failed(f"The code fails {where}: {type(error).__name__}{f': {text}' if text else ''}.")
 
 
 def _text(error: BaseException) -> str:
@@ -199,34 +209,3 @@ def _asserts(tree: ast.AST) -> bool:
         or (isinstance(node, ast.Attribute) and (node.attr.startswith("assert") or node.attr in ("raises", "fail")))
         for node in ast.walk(tree)
     )
-
-
-class _Equality(ast.NodeTransformer):
-    """`a == b` in tests becomes a call of `_equal`."""
-
-    NAME = "__equal__"
-
-    def visit_Compare(self, node: ast.Compare) -> ast.expr:
-        self.generic_visit(node)
-        if len(node.ops) != 1 or not isinstance(node.ops[0], ast.Eq):
-            return node
-        function = ast.Name(self.NAME, ast.Load())
-        return ast.copy_location(ast.Call(function, [node.left, *node.comparators], []), node)
-
-
-def _equal(left: Any, right: Any) -> Any:
-    result = left == right
-    if result is True:
-        for side in (left, right):
-            if side is not mock.ANY and (side == _Nothing()) is True:
-                raise Trick(f"a {type(side).__name__} equals anything")
-    return result
-
-
-def _assert_equal(case: unittest.TestCase, first: Any, second: Any, msg: Any = None) -> None:
-    if not _equal(first, second):
-        raise case.failureException(msg or f"{first!r} != {second!r}")
-
-
-class _Nothing:
-    """Equal to nothing but itself."""

@@ -170,6 +170,10 @@ DATACLASS = """from dataclasses import dataclass
 class P:
     x: int
 """
+OWN_KIND = """class P:
+    def __init__(self, x): self.x = x
+    def __eq__(self, other): return self.x == other.x
+"""
 OWN_ERROR = """import builtins
 builtins.AssertionError = ValueError
 def add(a, b): return 0
@@ -189,7 +193,14 @@ GIVEN_TESTS: list[tuple[str, dict[str, Any], str, Verdict]] = [
     ("coroutine", {"code": "async def test_it():\n    assert await add(1, 2) == 3"}, "async " + RIGHT, PASSED),
     ("its own main", {"code": GIVEN}, RIGHT + "\nif __name__ == '__main__':\n    raise SystemExit(1)", PASSED),
     ("dataclass", {"code": "assert P(1) == P(1)"}, DATACLASS, PASSED),
+    ("calls its own check", {"code": HUMAN_EVAL + "check(double)"}, "def double(x):\n    return 2 * x", PASSED),
+    ("a loop of asserts", {"code": "for i in range(3):\n    assert add(i, 1) == i + 1"}, RIGHT, PASSED),
+    ("imported as a module", {"code": "import calc\nassert calc.add(1, 2) == 3"}, RIGHT, PASSED),
+    ("unittest.main", {"code": UNITTEST + "\nunittest.main()"}, RIGHT, PASSED),
+    ("equal to its own kind", {"code": "assert P(1) == P(1)"}, OWN_KIND, PASSED),
     ("wrong", {"code": GIVEN}, "def add(a, b):\n    return a - b", FAILED),
+    ("wrong in a loop", {"code": "for i in range(3):\n    assert add(i, 1) == i + 1"}, RIGHT.replace("+", "-"), FAILED),
+    ("wrong in its own check", {"code": HUMAN_EVAL + "check(double)"}, "def double(x):\n    return x", FAILED),
     ("wrong, unittest", {"code": UNITTEST}, "def add(a, b):\n    return a - b", FAILED),
     ("wrong, pytest", {"code": PYTEST}, "def add(a, b):\n    return a + b + 1e-3", FAILED),
     ("wrong, HumanEval", {"code": HUMAN_EVAL, "entry": "double"}, "def double(x):\n    return x", FAILED),
@@ -212,6 +223,8 @@ GIVEN_TESTS: list[tuple[str, dict[str, Any], str, Verdict]] = [
      "import unittest\nunittest.TestCase.run = lambda *a: None\ndef add(a, b): return 0", FAILED),
     ("a verdict of its own", {"code": GIVEN}, FORGED, UNDECIDED),
     ("its own tests", {"code": GIVEN}, "def add(a, b): return 0\ndef test_add(): pass\ndef test_zero(): pass", FAILED),
+    ("tests that need a module", {"code": "import nobody_has_it\ndef test_a():\n    assert nobody_has_it.f(add) == 3"},
+     RIGHT, UNDECIDED),
     ("a needed module", {"code": GIVEN}, "import a_module_that_nobody_has\n" + RIGHT, UNDECIDED),
     ("a process", {"code": GIVEN}, "import os\nos.fork()\n" + RIGHT, UNDECIDED),
     ("the network", {"code": GIVEN}, "import socket\nsocket.socket()\n" + RIGHT, UNDECIDED),
@@ -250,6 +263,10 @@ async def test_a_reason_says_what_to_do_better(verifiers: Verifiers) -> None:
     wrong = fence("python", "def add(a, b):\n    raise KeyError('carry')")
     reason = (await verdict(verifiers, "tests", {"code": GIVEN}, wrong)).reason
     assert all(part in reason for part in ("test_add", "line 2", "KeyError", "carry"))
+    reason = (
+        await verdict(verifiers, "tests", {"code": GIVEN}, fence("python", "def add(a, b):\n    return 7"))
+    ).reason
+    assert "7 == 3 does not hold" in reason
 
 
 FILE = {"src/a.py": "one\ntwo\nthree\nfour\n"}
@@ -261,6 +278,7 @@ DIFFS = [
     ("elsewhere", fence("diff", UNIFIED.replace("-1,3 +1,3", "-7,3 +7,3")), PASSED),
     ("a new file", fence("diff", "--- /dev/null\n+++ b/b.py\n@@ -0,0 +1,2 @@\n+x\n+y"), PASSED),
     ("search and replace", BLOCK, PASSED),
+    ("after a sentence", BLOCK.replace("src/a.py", "This makes two a digit:"), PASSED),
     ("one after another", BLOCK + BLOCK.replace("two\nthree", "2\n3").replace("=======\n2\n3", "=======\n4"), PASSED),
     ("other contents", fence("diff", UNIFIED.replace("-two", "-deux")), FAILED),
     ("another length", fence("diff", UNIFIED.replace("-1,3 +1,3", "-1,2 +1,3")), FAILED),
