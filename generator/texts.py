@@ -23,7 +23,7 @@ class Detokenizer:
         self._decode = decode
         self._tokens: list[int] = []  # from the last place but one at which the text ended cleanly
         self._clean = 0  # tokens of these up to the last such place
-        self._told = 0  # characters of their text that have been given out
+        self._told = ""  # of their text, what has been given out
 
     def push(self, token: int) -> str:
         """The text that is certain now and was not before."""
@@ -31,14 +31,17 @@ class Detokenizer:
         text = self._decode(self._tokens)
         unknown = len(text) - len(text.rstrip(UNKNOWN))
         incomplete = min(unknown, CHARACTER_BYTES - 1)  # each byte of an incomplete character may show as one
+        damaged = not text.startswith(self._told)  # some decoders show all bytes before an incomplete character so, too
         if len(self._tokens) - self._clean > PENDING:
-            incomplete = 0
-        new = text[self._told : len(text) - incomplete]
-        self._told += len(new)
+            incomplete, damaged = 0, False
+        if damaged:
+            return ""
+        new = text[len(self._told) : len(text) - incomplete]
+        self._told += new
         if not incomplete and text:
             self._tokens = self._tokens[self._clean :]
             self._clean = len(self._tokens)
-            self._told = len(self._decode(self._tokens))
+            self._told = self._decode(self._tokens)
         return new
 
 
