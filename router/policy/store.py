@@ -9,8 +9,6 @@ stays.
 from __future__ import annotations
 
 import fcntl
-import hashlib
-import math
 import os
 import secrets
 import time
@@ -24,99 +22,31 @@ import structlog
 from infra.errors import UserError
 from router.policy.calibration import Calibration
 from router.policy.decide import Model, Policy
+from router.policy.versions import MAX_BYTES, Document, Head, Invalid, Note, checked, decode, decode_head, encode
 
 log = structlog.get_logger(__name__)
 
-MAX_BYTES = 512 * 1024  # of a document; fits a message of NATS
-MAX_WEIGHT = 100.0
 KEPT = 20  # versions that are kept
 HEAD = "head.json"
-DIGEST = 16  # hex digits of a version's name
-
-
-class Invalid(ValueError):
-    """A policy that must not be used; the text is one sentence for people."""
-
-
-class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One version of the routing policy, as it is stored."""
-
-    model: str  # version of the cold-start model
-    calibration: Calibration
-    parent: str = ""  # the version in force when it was made; empty = none
-    metrics: dict[str, float] = {}  # of its fit
-    made_ns: int = 0  # unix ns
-
-
-class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What happened to a version last."""
-
-    since_ns: int  # unix ns
-    reason: str
-    metrics: dict[str, float] = {}  # of its trial
-
-
-class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which version is what. Of two heads, that with the higher serial is newer."""
-
-    serial: int = 0
-    history: list[str] = []  # versions put in force, the last one is; empty = the shipped one is
-    trial: str = ""  # version that is only asked; empty = none
-    notes: dict[str, Note] = {}
-
-    def state(self, version: str) -> str:
-        """active, shadow or retired."""
-        return "active" if version in self.history[-1:] else "shadow" if version == self.trial else "retired"
-
-
-def encode(document: Document) -> tuple[str, bytes]:
-    """A document's version and bytes."""
-    data = msgspec.json.encode(document, order="sorted")
-    return hashlib.sha256(data).hexdigest()[:DIGEST], data
-
-
-def decode(version: str, data: bytes) -> Document:
-    """Check a document and read it. Raises `Invalid`."""
-    if len(data) > MAX_BYTES:
-        raise Invalid(f"routing policy {version}: {len(data)} bytes, more than {MAX_BYTES}")
-    if hashlib.sha256(data).hexdigest()[:DIGEST] != version:
-        raise Invalid(f"routing policy {version}: the content has another digest; it was cut short or altered")
-    try:
-        document = msgspec.json.decode(data, type=Document)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise Invalid(f"routing policy {version}: not a policy: {error}") from None
-    weights = [value for pool in document.calibration.weights.values() for value in pool.values()]
-    if not all(math.isfinite(value) and abs(value) <= MAX_WEIGHT for value in weights):
-        raise Invalid(f"routing policy {version}: a weight is not a number within ±{MAX_WEIGHT:g}")
-    if not all(0 <= value < 1e9 for value in document.calibration.lengths.values()):
-        raise Invalid(f"routing policy {version}: a mean answer length is not a number of tokens")
-    return document
-
-
-def decode_head(data: bytes) -> Head:
-    """Raises `Invalid`."""
-    try:
-        head = msgspec.json.decode(data, type=Head)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise Invalid(f"head of the routing policies: {error}") from None
-    for version in (*head.history, *head.notes, *([head.trial] if head.trial else [])):
-        if len(version) != DIGEST or not set(version) <= set("0123456789abcdef"):
-            raise Invalid(f"head of the routing policies: {version!r} is no version")
-    return head
+MODELS = "models"
 
 
 class PolicyStore:
     """The routing policies of one router, in a folder.
 
-    `policy` is in force and `trial`, where there is one, only asked; both are always usable. `models` are the
-    cold-start models at hand; the first one is used where there is no policy yet.
+    `policy` is in force and `trial`, where there is one, only asked; both are always usable. `model` is the cold-start
+    model that is used where there is no policy yet; others are looked for in the folder `models`, and read by `load`,
+    which raises `UserError`.
     """
 
-    def __init__(self, directory: Path, models: Sequence[Model], now_ns: Callable[[], int] = time.time_ns) -> None:
+    def __init__(
+        self, directory: Path, model: Model, load: Callable[[Path], Model], now_ns: Callable[[], int] = time.time_ns
+    ) -> None:
         self.directory = directory
-        self._models = {model.version: model for model in models}
+        self._models = {model.version: model}
+        self._load_model = load
         self._now_ns = now_ns
-        self.shipped = Policy(encode(Document(models[0].version, Calibration()))[0], models[0], Calibration())
+        self.shipped = Policy(encode(Document(model.version, Calibration()))[0], model, Calibration())
         self.policy = self.shipped
         self.trial: Policy | None = None
         self.head = Head()
@@ -161,16 +91,32 @@ class PolicyStore:
             if version == policy.version:
                 return policy
         document = decode(version, self.read(version))
-        model = self._models.get(document.model)
-        if model is None:
-            known = ", ".join(self._models)
-            raise Invalid(f"routing policy {version}: made for cold-start model {document.model}; here is {known}")
-        return Policy(version, model, document.calibration)
+        try:
+            return Policy(version, self._model(document.model), document.calibration)
+        except UserError as error:
+            raise Invalid(f"routing policy {version}: {error}") from None
+
+    def _model(self, version: str) -> Model:
+        """A cold-start model. Raises `UserError` where there is none of that version that can be used."""
+        if version not in self._models:
+            path = self.directory / MODELS / f"{checked(version)}.safetensors"
+            model = self._load_model(path)
+            if model.version != version:
+                raise UserError(f"{path} holds cold-start model {model.version}; put the right file in its place")
+            self._models[version] = model
+        return self._models[version]
+
+    def has(self, version: str) -> bool:
+        """Whether a version is here, and usable as far as its content goes."""
+        try:
+            return version == self.shipped.version or bool(decode(version, self.read(version)))
+        except Invalid:
+            return False
 
     def read(self, version: str) -> bytes:
         """A version's bytes, unchecked. Raises `Invalid` where they cannot be had."""
         try:
-            with (self.directory / f"{version}.json").open("rb") as file:
+            with (self.directory / f"{checked(version)}.json").open("rb") as file:
                 return file.read(MAX_BYTES + 1)
         except OSError as error:
             raise Invalid(f"routing policy {version}: {error.strerror}") from None
@@ -182,6 +128,18 @@ class PolicyStore:
         for version, data in documents.items():
             decode(version, data)
         self._change(lambda mine: head if head.serial >= mine.serial else mine, documents)
+
+    def add(self, path: Path) -> str:
+        """Take in another cold-start model, put it on trial with nothing learned yet; returns that policy's version.
+
+        Raises `UserError` if it cannot be used.
+        """
+        model = self._load_model(path)
+        kept = self.directory / MODELS
+        kept.mkdir(parents=True, exist_ok=True)
+        self._write(f"{MODELS}/{model.version}.safetensors", path.read_bytes())
+        document = Document(model.version, Calibration(), self.policy.version, made_ns=self._now_ns())
+        return self.try_out(document, f"cold-start model {model.version} added")
 
     def try_out(self, document: Document, reason: str) -> str:
         """Put a new policy on trial, in the place of another one; returns its version. Raises `Invalid`."""
@@ -259,7 +217,7 @@ class PolicyStore:
     def _write(self, name: str, data: bytes) -> None:
         """Write a file as a whole or not at all."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        partial = self.directory / f".{name}.{secrets.token_hex(4)}"
+        partial = self.directory / f".{secrets.token_hex(8)}"
         try:
             with partial.open("wb") as file:
                 file.write(data)

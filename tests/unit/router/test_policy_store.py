@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,14 +11,16 @@ import pytest
 
 from infra.errors import UserError
 from router.policy import store as stores
+from router.policy import versions
 from router.policy.calibration import Calibration
 from router.policy.decide import NeutralModel, decide
-from router.policy.store import Document, Invalid, PolicyStore, encode
+from router.policy.store import PolicyStore
+from router.policy.versions import Document, Invalid, encode
 from tests.unit.router.policies import pool, question
 
 
-def document(weight: float = 1.0, **fields: str) -> Document:
-    return Document("neutral", Calibration({"compact": {"bias": weight}}), **fields)
+def document(weight: float = 1.0) -> Document:
+    return Document("neutral", Calibration({"compact": {"bias": weight}}))
 
 
 class Clock:
@@ -31,7 +34,14 @@ class Clock:
 
 
 def opened(directory: Path) -> PolicyStore:
-    return PolicyStore(directory / "policies", [NeutralModel()], Clock())
+    return PolicyStore(directory / "policies", NeutralModel(), read_model, Clock())
+
+
+def read_model(path: Path) -> NeutralModel:
+    """A cold-start model's file; here it holds its version and nothing else."""
+    if not path.exists():
+        raise UserError(f"{path}: the routing model cannot be read")
+    return NeutralModel(path.read_text())
 
 
 def promoted(store: PolicyStore, weight: float) -> str:
@@ -82,7 +92,7 @@ def nonsense(path: Path, weight: str) -> None:
         lambda path: path.write_bytes(b""),
         lambda path: path.write_bytes(b"\x00\xff" * 1000),
         lambda path: path.write_bytes(b"[" * 100_000),
-        lambda path: path.write_bytes(path.read_bytes() + b" " * stores.MAX_BYTES),
+        lambda path: path.write_bytes(path.read_bytes() + b" " * versions.MAX_BYTES),
         lambda path: nonsense(path, "2.5"),
         lambda path: nonsense(path, "NaN"),
         lambda path: path.unlink(),
@@ -119,21 +129,42 @@ def test_a_poisoned_policy_never_stops_the_service(tmp_path: Path, poison: Calla
 )
 def test_numbers_that_are_none_are_refused_with_a_right_digest_too(weights: str) -> None:
     data = f'{{"calibration": {{"weights": {weights}}}, "model": "neutral"}}'.encode()
-    version = stores.hashlib.sha256(data).hexdigest()[: stores.DIGEST]
+    version = hashlib.sha256(data).hexdigest()[: versions.DIGEST]
     with pytest.raises(Invalid, match=version):
-        stores.decode(version, data)
+        versions.decode(version, data)
 
 
-def test_a_policy_for_another_cold_start_model_is_refused(tmp_path: Path) -> None:
+def test_a_policy_for_another_cold_start_model_needs_that_model(tmp_path: Path) -> None:
     store = opened(tmp_path)
-    version = store.try_out(Document("another", Calibration()), "made elsewhere")
+    version = store.try_out(Document("a" * 16, Calibration()), "made elsewhere")
     assert store.trial is None
-    with pytest.raises(UserError, match="cold-start model another; here is neutral"):
+    with pytest.raises(UserError, match="routing model cannot be read"):
         store.promote(version, "by hand")
+    (tmp_path / "policies" / "models").mkdir()
+    (tmp_path / "policies" / "models" / f"{'a' * 16}.safetensors").write_text("b" * 16)
+    with pytest.raises(UserError, match="holds cold-start model bbbb"):
+        store.promote(version, "by hand")
+    outside = store.try_out(Document("../../secret", Calibration()), "made elsewhere")
+    with pytest.raises(UserError, match="is no version"):
+        store.promote(outside, "by hand")
+
+
+def test_another_cold_start_model_is_added_and_can_be_rolled_back(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    file = tmp_path / "trained.safetensors"
+    file.write_text("c" * 16)
+    version = store.add(file)
+    file.unlink()
+    assert store.trial is not None and store.trial.model.version == "c" * 16
+    store.promote(version, "by hand")
+    again = opened(tmp_path)
+    assert again.policy.model.version == "c" * 16
+    again.roll_back()
+    assert again.policy.model.version == "neutral"
 
 
 @pytest.mark.parametrize(
-    "head", [b"", b"{", b"[]", b'{"serial": -1.5}', b'{"history": ["../../etc/passwd"]}', b'{"unheard": 1}']
+    "head", [b"", b"{", b"[]", b'{"serial": -1.5}', b'{"history": ["../../etc/pass"]}', b'{"unheard": 1}']
 )
 def test_a_head_that_cannot_be_read_changes_nothing(tmp_path: Path, head: bytes) -> None:
     store = opened(tmp_path)
