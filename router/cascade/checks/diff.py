@@ -118,7 +118,7 @@ def _hunks(text: str) -> Iterator[_Change]:
             start, old_count, _, new_count = (int(group) if group else 1 for group in head.groups())
             old, new, position = _body(lines, position, old_count, new_count)
             creates = source == "/dev/null"
-            yield _Change(target if creates or target != "/dev/null" else source, old, new, max(start - 1, 0), creates)
+            yield _Change(target if creates else source, old, new, max(start - 1, 0), creates)
 
 
 def _body(lines: list[str], position: int, old_count: int, new_count: int) -> tuple[list[str], list[str], int]:

@@ -9,6 +9,7 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import ErrorLevel, SqlglotError
 
+from contracts.routing import Verdict
 from router.cascade import answers
 from router.cascade.registry import Sql
 from router.cascade.result import BadCheck, Result, failed, passed, undecided
@@ -21,6 +22,13 @@ _STARTS = re.compile(
     r"(?:\s|--[^\n]*\n|/\*(?:[^*]|\*(?!/))*+\*/|\()*"
     r"(?:select|with|insert|update|delete|create|alter|drop|merge|values|begin|truncate|explain|grant|set)\b",
     re.IGNORECASE,
+)
+# what procedural dialects and psql add, of which the parser knows a part
+_HALF_KNOWN = re.compile(
+    r"\b(?:create|alter|drop)\s+(?:or\s+replace\s+)?(?:\w+\s+)?"
+    r"(?:function|procedure|operator|aggregate|type|trigger|package|policy|rule|cast|event|extension)\b"
+    r"|^\s*(?:delimiter\b|\\\w|declare\b|begin\s+\w|do\s+\$|if\b|while\b)",
+    re.IGNORECASE | re.MULTILINE,
 )
 logging.getLogger("sqlglot").setLevel(logging.CRITICAL)  # it warns of what it does not know; the verdict says it
 
@@ -36,21 +44,27 @@ def statements(answer: str, arguments: Sql) -> Result:
             return undecided("There is no SQL in the answer.")
         found = [text]
     dialects = (arguments.dialect,) if arguments.dialect else ANY
-    errors = []
+    results = []
     for dialect in dialects:
-        try:
-            parsed = [
-                tree for text in found for tree in sqlglot.parse(text, read=dialect, error_level=ErrorLevel.RAISE)
-            ]
-        except SqlglotError as error:
-            errors.append(_first(error))
-            continue
-        if not any(parsed):
-            return failed("There is no SQL statement in the answer.")
-        if any(isinstance(tree, exp.Command | exp.Alias | exp.Column) for tree in parsed):
+        results.append(_parsed(found, dialect))
+        if results[-1] == passed():
+            return results[-1]
+    undecidable = next((result for result in results if result.verdict is Verdict.UNDECIDED), None)
+    return undecidable or results[0]
+
+
+def _parsed(texts: list[str], dialect: str) -> Result:
+    try:
+        parsed = [tree for text in texts for tree in sqlglot.parse(text, dialect, error_level=ErrorLevel.RAISE)]
+    except SqlglotError as error:
+        if any(_HALF_KNOWN.search(text) for text in texts):
             return undecided("It holds a statement that this check does not know.")
-        return passed()
-    return failed(errors[0])
+        return failed(_first(error))
+    if not any(parsed):
+        return failed("There is no SQL statement in the answer.")
+    if any(isinstance(tree, exp.Command | exp.Alias | exp.Column) for tree in parsed):
+        return undecided("It holds a statement that this check does not know.")
+    return passed()
 
 
 def _first(error: SqlglotError) -> str:
@@ -58,4 +72,5 @@ def _first(error: SqlglotError) -> str:
     if not details:
         return f"The SQL does not parse: {str(error)[:200]}"
     first = details[0]
-    return f"The SQL does not parse: {first['description']} near {first['highlight']!r} (line {first['line']})."
+    what = first["description"].partition(" missing for ")[0].replace("Required keyword:", "missing")
+    return f"The SQL does not parse: {what} near {first['highlight']!r} (line {first['line']})."
