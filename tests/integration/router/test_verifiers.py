@@ -85,7 +85,7 @@ SYNTAX: list[tuple[str, dict[str, Any], str, Verdict]] = [
     ("sql", {}, fence("sql", "SELECT TOP 5 * FROM [my table]"), PASSED),
     ("sql", {"dialect": "mysql"}, "SELECT `a` FROM `t` LIMIT 1, 2", PASSED),
     ("sql", {}, "CREATE TABLE t (id INT PRIMARY KEY AUTO_INCREMENT) ENGINE=InnoDB; ALTER TABLE t ADD a INT", PASSED),
-    ("sql", {}, "CREATE FUNCTION f() RETURNS int AS $$ BEGIN RETURN 1; END $$ LANGUAGE plpgsql", UNDECIDED),
+    ("sql", {}, "CREATE EXTENSION IF NOT EXISTS pgcrypto", UNDECIDED),
     ("sql", {}, "SELECT a FROM WHERE b", FAILED),
     ("sql", {}, fence("sql", "SELECT (a FROM t"), FAILED),
     ("sql", {}, "You could join the two tables.", UNDECIDED),
