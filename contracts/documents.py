@@ -230,7 +230,7 @@ def _bodies(channel: Channel) -> list[str]:
 
 def _operations(channel: Channel) -> dict[str, Any]:
     operations: dict[str, Any] = {}
-    durable = subjects.TASK_WORKERS if subjects.TASK_WORKERS.channel is channel else None
+    durable = next((durable for durable in subjects.DURABLES if durable.channel is channel), None)
     for action, services in (("send", channel.publishers), ("receive", channel.consumers)):
         for service in services:
             operation: dict[str, Any] = {

@@ -204,6 +204,9 @@ CHANNELS: tuple[Channel, ...] = (
 )  # fmt: skip
 
 TASK_WORKERS = Durable("{run}-{purpose}-{pool}", TASK)
+ROUTE_WORKERS = Durable("{run}-route", ROUTE_REQUEST)  # several routers share the requests: each is answered once
+
+DURABLES: tuple[Durable, ...] = (TASK_WORKERS, ROUTE_WORKERS)
 
 # Two key-value buckets: facts that stay, and leases that expire unless renewed.
 KV_BUCKET = "tailrace"

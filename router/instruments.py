@@ -1,7 +1,7 @@
 """What the router measures: OpenTelemetry's conventions for generative AI (`gen_ai.*`), and its own `tailrace.route.*`.
 
-A request is a span `chat {model}` of kind SERVER whose parent is the application's, by its `traceparent`; each call of a
-pool is one of kind CLIENT below it, and its context goes to the upstream in the same header. No prompt, answer or API
+A request is a span `chat {model}` of kind SERVER whose parent is the application's, by its `traceparent`; each call of
+a pool is one of kind CLIENT below it, and its context goes to the upstream in the same header. No prompt, answer or API
 key is ever in a span or a label; `tailrace.key` is the name that the operator gave a key. Everything records on the
 process's providers, and does nothing while none are set.
 """

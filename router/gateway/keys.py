@@ -99,6 +99,13 @@ class Keys:
             raise ApiError(401, "incorrect API key provided", code="invalid_api_key")
         return found
 
+    def named(self, name: str) -> Caller:
+        """The caller whose key bears this name: for those who ask over the bus. Raises `ApiError` 401."""
+        found = next((caller for caller in self._callers.values() if caller.name == name), None)
+        if found is None:
+            raise ApiError(401, f"there is no API key named {name[:100]!r}", code="invalid_api_key")
+        return found
+
     def admit(self, caller: Caller, tokens: int, spent: int, now: float, today: datetime) -> int | None:
         """Let a request in and take its `tokens`, an estimate, from its limits; picodollars left to it, or None.
 

@@ -108,6 +108,7 @@ def test_streams_and_durable_consumers_are_extensions():
     durable = ASYNCAPI["operations"]["generator.receive.task"]["x-durable"]
     assert durable["ack_wait_seconds"] == TASK_WORKERS.ack_wait and durable["ack_policy"] == "explicit"
     assert "x-durable" not in ASYNCAPI["operations"]["learner.receive.rollout"]
+    assert ASYNCAPI["operations"]["router.receive.route.request"]["x-durable"]["name"] == "{run}-route"
 
 
 def test_messages_have_headers_payload_and_examples():

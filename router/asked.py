@@ -1,0 +1,127 @@
+"""Decisions for those who only want to know where a request would go: `route.request` in, `route.decision` out.
+
+All routers of a run share one durable consumer, so a request is answered once, by whichever has a moment; asked again
+under the same id it gets no second decision. What cannot be decided, a body that is no chat request or a model that
+does not exist, is a decision too: with an empty pool, the reason `refused`, and the sentence that the gateway would
+have said. A message that is no `RouteRequest` at all goes to the dead letters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from hashlib import sha256
+
+from contracts.messages import RouteDecision, RouteRequest
+from contracts.subjects import ROUTE_DECISION, ROUTE_WORKERS
+from infra.bootstrap import ensure_consumer
+from infra.bus import Bus, Received
+from infra.work import work
+from router import instruments
+from router.answering import NEVER, Answering
+from router.chat import ApiError
+from router.decomposition.planner import plan
+from router.gateway.keys import EVERYONE
+from router.gateway.models import asked
+from router.gateway.parse import MAX_BYTES, parse
+from router.policy.decide import decide
+from router.question import question_of
+from router.record import Record
+
+SLOTS = 32  # requests at once
+DRAIN_SECONDS = 2.0
+REFUSED = "refused"
+
+Decide = Callable[[RouteRequest], RouteDecision]
+
+
+async def answer_requests(bus: Bus, run: str, decide: Decide, *, create: bool, stopping: asyncio.Event) -> None:
+    """Answer the run's route requests until `stopping`; `create` the shared consumer where it is missing.
+
+    Raises `UserError` where it is missing and must not be created, or differs from the catalogue.
+    """
+    await ensure_consumer(bus, ROUTE_WORKERS, create=create, run=run)
+
+    async def answer(received: Received[RouteRequest]) -> None:
+        decision = decide(received.message)
+        # The id is the asker's: it must neither break a header, nor stand in the way of another message's.
+        name = sha256(decision.request_id.encode()).hexdigest()
+        await bus.publish(ROUTE_DECISION, decision, id=f"asked.{name}", run=run)
+        instruments.decided(decision)
+
+    await work(bus, ROUTE_WORKERS, answer, slots=SLOTS, stopping=stopping, drain=DRAIN_SECONDS, run=run)
+
+
+class Advisor:
+    """Decides about requests as `Answering` would, taken as a whole, without calling or booking anything."""
+
+    def __init__(self, answering: Answering) -> None:
+        self._answering = answering
+
+    def __call__(self, asking: RouteRequest) -> RouteDecision:
+        """Where a request would go now, or why it could go nowhere."""
+        try:
+            return self._decided(asking)
+        except ApiError as error:
+            return refusal(asking, error.message)
+
+    def _decided(self, asking: RouteRequest) -> RouteDecision:
+        a = self._answering
+        raw = asking.body.encode()
+        if len(raw) > MAX_BYTES:
+            raise ApiError(413, f"the body has {len(raw)} bytes, {MAX_BYTES} are allowed")
+        request = parse(raw, asking.session)
+        caller = a.keys.named(asking.key) if asking.key else EVERYONE
+        wanted = asked(request.model, a.settings.pools, caller, a.settings.tolerance)
+        left = None if caller.budget is None else max(caller.budget - a.books.spent(caller.name), 0)
+        record = Record(a.run, request, caller, wanted, left, id=asking.id)
+        made = plan(request, NEVER)
+        view = a.affinity.view(request.session, time.monotonic())
+        question = question_of(request, wanted, made, made.subtasks[0], view=view, budget=left)
+        policy, trial = a.policies()
+        states = view.known(a.relay.states())
+        decision = decide(question, states, policy, draw=random.random(), trial=trial)
+        if wanted.named:
+            decision = replace(decision, reason="named")
+        record.decided(question, decision, made.subtasks[0])
+        return record.decisions[0]
+
+
+def refusal(asking: RouteRequest, sentence: str) -> RouteDecision:
+    """The decision that a request can go nowhere."""
+    return RouteDecision(
+        id=asking.id,
+        run=asking.run,
+        request_id=asking.id,
+        subtask="",
+        session="",
+        key=asking.key,
+        requested=_model(asking.body),
+        kind="",
+        demand="",
+        pool="",
+        order=[],
+        reason=REFUSED,
+        scores={},
+        excluded={},
+        features={},
+        propensity=0.0,
+        tolerance=0.0,
+        policy="",
+        shadow={},
+        at_ns=time.time_ns(),
+        error=sentence,
+    )
+
+
+def _model(body: str) -> str:
+    """The model that a body asks for, as far as that can be read."""
+    try:
+        model = json.loads(body)["model"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return ""
+    return model[:100].encode("utf-8", "replace").decode() if isinstance(model, str) else ""
