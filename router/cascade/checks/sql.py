@@ -27,7 +27,7 @@ _STARTS = re.compile(
 _HALF_KNOWN = re.compile(
     r"\b(?:create|alter|drop)\s+(?:or\s+replace\s+)?(?:\w+\s+)?"
     r"(?:function|procedure|operator|aggregate|type|trigger|package|policy|rule|cast|event|extension)\b"
-    r"|^\s*(?:delimiter\b|\\\w|declare\b|begin\s+\w|do\s+\$|if\b|while\b)",
+    r"|^[ \t]*(?:delimiter\b|\\\w|declare\b|begin\s+\w|do\s+\$|if\b|while\b)",
     re.IGNORECASE | re.MULTILINE,
 )
 logging.getLogger("sqlglot").setLevel(logging.CRITICAL)  # it warns of what it does not know; the verdict says it
@@ -37,27 +37,25 @@ def statements(answer: str, arguments: Sql) -> Result:
     """Each statement parses in the dialect; without one, in any of the common dialects."""
     if arguments.dialect and arguments.dialect not in sqlglot.Dialects._value2member_map_:
         raise BadCheck(f"sql: there is no dialect {arguments.dialect[:40]!r}")
-    found = [block.text for block in answers.code(answer, SQL)]
-    if not found:
-        text = answers.plain(answer)
-        if not text or not _STARTS.match(text):
-            return undecided("There is no SQL in the answer.")
-        found = [text]
+    found = answers.code(answer, SQL)
+    text = ";\n".join(block.text for block in found) if found else answers.plain(answer) or ""
+    if not found and not _STARTS.match(text):
+        return undecided("There is no SQL in the answer.")
     dialects = (arguments.dialect,) if arguments.dialect else ANY
     results = []
     for dialect in dialects:
-        results.append(_parsed(found, dialect))
+        results.append(_parsed(text, dialect))
         if results[-1] == passed():
             return results[-1]
     undecidable = next((result for result in results if result.verdict is Verdict.UNDECIDED), None)
     return undecidable or results[0]
 
 
-def _parsed(texts: list[str], dialect: str) -> Result:
+def _parsed(text: str, dialect: str) -> Result:
     try:
-        parsed = [tree for text in texts for tree in sqlglot.parse(text, dialect, error_level=ErrorLevel.RAISE)]
+        parsed = sqlglot.parse(text, dialect, error_level=ErrorLevel.RAISE)
     except SqlglotError as error:
-        if any(_HALF_KNOWN.search(text) for text in texts):
+        if _HALF_KNOWN.search(text):
             return undecided("It holds a statement that this check does not know.")
         return failed(_first(error))
     if not any(parsed):
