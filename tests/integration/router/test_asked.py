@@ -97,7 +97,7 @@ async def test_a_request_over_the_bus_is_answered_once_by_one_of_several_routers
         await bus.publish(ROUTE_REQUEST, request(run, "ask-0", chat()), id="ask-0 again", run=run)
         got = await first(bus.read(ROUTE_DECISION, consumer="test", run=run), 20)
         async with asyncio.timeout(10):
-            while await unanswered(bus, run):
+            while await unanswered(bus, run):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
     decisions = [each.message async for each in bus.read(ROUTE_DECISION, consumer="test", follow=False, run=run)]
     assert sorted(each.request_id for each in decisions) == sorted(f"ask-{number}" for number in range(20))
