@@ -52,10 +52,13 @@ class Asks:
 class _Cues:
     announces: re.Pattern[str]
     one_thing: re.Pattern[str]
+    only_some: re.Pattern[str]
+    leads: re.Pattern[str]
     previous: re.Pattern[str]
     all_previous: re.Pattern[str]
     numbered: re.Pattern[str]
     joins: re.Pattern[str]
+    shows: re.Pattern[str]
     constrains: re.Pattern[str]
     each_file: re.Pattern[str]
     across_files: re.Pattern[str]
@@ -72,8 +75,10 @@ def cues() -> _Cues:
 
 def is_ask(sentence: str) -> bool:
     """Whether a sentence asks for something."""
-    bare = sentence.rstrip(" *_\"'”)")
-    return bare.endswith(("?", "？")) or bool(lexicon().opening(sentence))
+    if _asks_something(sentence) or lexicon().opening(sentence):
+        return True
+    lead, comma, rest = sentence[:400].partition(", ")
+    return bool(comma and cues().leads.match(lead) and lexicon().opening(rest) - {"question"})
 
 
 def listed(text: str) -> Asks | None:
@@ -84,12 +89,11 @@ def listed(text: str) -> Asks | None:
     before, items, behind = found
     if len(items) < 2 or not all(is_ask(_first_sentence(item)) for item in items):
         return None
-    context = _announced(before)
-    trailing = _trailing(behind)
-    if context is None or trailing is None:
+    announced, trailing = _announced(before), _trailing(behind)
+    if announced is None or trailing is None:
         return None
-    rest, joined = trailing
-    return Asks(items, "\n\n".join(each for each in (context, rest) if each), joined)
+    context = "\n\n".join(each for each in (announced[0], trailing[0]) if each)
+    return Asks(items, context, announced[1] or trailing[1])
 
 
 def questions(text: str) -> Asks | None:
@@ -127,6 +131,8 @@ def operations(text: str) -> Asks | None:
             continue
         if cues().joins.search(sentence):
             return None
+        if items and sentence[:1].islower():
+            return None  # goes on with the sentence before the block
         if not is_ask(sentence):
             context.append(sentence)
             continue
@@ -168,7 +174,7 @@ def _fenced(info: str, body: str) -> str:
 
 
 def _asks_something(sentence: str) -> bool:
-    return sentence.rstrip(" *_\"')").endswith(("?", "？"))
+    return sentence.rstrip(" *_\"'”)").endswith(("?", "？"))
 
 
 def _first_sentence(item: str) -> str:
@@ -209,8 +215,22 @@ def _split_list(text: str) -> tuple[str, list[str], str] | None:
         else:
             items[-1].append(line)
         blank = not line.strip()
+    if items and not behind:
+        behind = _cut_off(items[-1])
     made = ["\n".join(item).strip() for item in items]
     return ("\n".join(before).strip(), made, "\n".join(behind).strip()) if made else None
+
+
+def _cut_off(item: list[str]) -> list[str]:
+    """Take from the last item what follows it without an indent: nothing shows that it belongs to it."""
+    fenced = False
+    for index, line in enumerate(item):
+        fenced ^= _FENCE.match(line) is not None
+        if index and line.strip() and not fenced and not line.startswith((" ", "\t")) and not _FENCE.match(line):
+            behind = item[index:]
+            del item[index:]
+            return behind
+    return []
 
 
 def _value(label: str) -> int:
@@ -237,27 +257,34 @@ def _ordinals_as_list(text: str) -> str:
     return "\n".join(pieces)
 
 
-def _announced(before: str) -> str | None:
-    """What stands before a list, less its announcement: what the items share. None = it asks for something itself."""
+def _announced(before: str) -> tuple[str, bool] | None:
+    """What stands before a list, less its announcement: (what the items share, whether the answers are to be made one).
+
+    None = it asks for something itself, or says that the list is one thing, or that not all of it is asked for.
+    """
     prose, blocks = parts(before)
     said = sentences(prose)
-    if said and cues().one_thing.search(said[-1]) and not cues().announces.fullmatch(said[-1].strip(" .:!*#")):
+    if cues().only_some.search(prose):
         return None
-    kept = before
+    kept, joined = before, False
     for index, sentence in enumerate(said):
-        if cues().announces.fullmatch(sentence.strip(" .:!*#,")) or lexicon().greets(sentence):
+        last = index == len(said) - 1
+        join = cues().joins.search(sentence)
+        asked = re.sub(r"(?:[\s,]+(?:and|then|und|et|y))+\s*$", "", sentence[: join.start()]) if join else sentence
+        if cues().announces.fullmatch(asked.strip(" .:：!*#,")):
             kept = kept.replace(sentence, "", 1)
-        elif is_ask(sentence) or (index == len(said) - 1 and sentence.endswith((":", "："))):
-            introduces = (
-                blocks
-                and index < len(said)
-                and re.search(
-                    r"\b(?:here is|here's|this is|given|consider|code|hier ist|voici|aquí)\b", sentence, re.IGNORECASE
-                )
-            )
-            if is_ask(sentence) or not introduces:
-                return None
-    return kept.strip()
+            joined |= join is not None
+        elif lexicon().greets(sentence):
+            kept = kept.replace(sentence, "", 1)
+        elif is_ask(sentence) or (last and _heads_one_thing(sentence, bool(blocks))):
+            return None
+    return kept.strip(), joined
+
+
+def _heads_one_thing(sentence: str, blocks: bool) -> bool:
+    """Whether what follows a sentence before a list is parts or data of one thing."""
+    introduces = sentence.endswith((":", "：")) and not (blocks and cues().shows.search(sentence))
+    return introduces or cues().one_thing.search(sentence) is not None
 
 
 def _trailing(behind: str) -> tuple[str, bool] | None:

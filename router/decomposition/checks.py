@@ -147,7 +147,7 @@ def _arithmetic(prose: str) -> Check | None:
     around = f"{text[: found.start(1)]} {text[found.end(1) :].strip(' ?？.=!`。')}"
     if not _ASKS_VALUE.match(around.strip()):
         return None
-    expression = re.sub(r"(?<=\d),(?=\d{3}\b)", "", found[1]).strip()
+    expression = re.sub(r"(?<=\d),(?=\d{3}\b)", "", found[1]).strip(" .")
     if "," in expression or expression.count("(") != expression.count(")") or re.fullmatch(r"\d+(?:-\d+)+", expression):
         return None
     for sign, plain in (("×", "*"), ("·", "*"), ("÷", "/"), ("^", "**")):

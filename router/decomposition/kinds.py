@@ -17,8 +17,9 @@ from router.decomposition.text import clipped, last_spoken, parts, spoken
 
 _LOOK_BACK = 40  # turns that are searched for what a "yes" agrees to
 
-_SENTENCE = re.compile(r"(?<=[.!?;])\s+|[。！？；\n]+")
+_SENTENCE = re.compile(r"(?<=[.!?;])\s+(?![a-z])|(?<=[。！？；])|\n+")
 _EXPRESSION = re.compile(r"\d\)?\s?(?:[+*×÷^%]|\*\*|\s[-/]\s)\s?\(?\s?-?\d")
+_TOPIC = re.compile(r"\b(?:about|über|sur|sobre|про|о|об)\b", re.IGNORECASE)
 _ENUMERATION = re.compile(r"[,，、]|\b(?:and|und|et|y|e|и)\b|和|以及")
 _STEP = re.compile(r"^\s{0,3}(?:#{1,4}\s*)?(?:\d{1,2}[.):]|[-*•]|step \d|phase \d)", re.IGNORECASE | re.MULTILINE)
 
@@ -32,6 +33,9 @@ _ALWAYS_DEEP = frozenset({Kind.PROOF, Kind.DESIGN, Kind.DEBUGGING})
 _GROWS = frozenset(
     {Kind.CODE, Kind.TESTS, Kind.EXPLANATION, Kind.QUESTION, Kind.WRITING, Kind.EXTRACTION}
 )  # into deep ones
+
+
+_OBJECTS = (Kind.TESTS, Kind.CODE, Kind.WRITING)  # of "write": that they are named says what is written
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,8 @@ def understand(text: str) -> Reading:
         return Reading(text, Kind.CHAT, Demand.MECHANICAL)
     asked = sentences(prose)
     asked = asked[:6] + asked[6:][-3:]
-    found = words(" \n ".join(asked))
+    openings = [known.opening(sentence) for sentence in asked]
+    found = words(" \n ".join(_object(*each) for each in zip(asked, openings, strict=True)))
     scores: dict[Kind, float] = {}
 
     counts = known.words.counts(found)
@@ -74,15 +79,17 @@ def understand(text: str) -> Reading:
         if name in _KINDS:
             scores[_KINDS[name]] = min(count, 3) * 1.0
     produced = False
-    for index, sentence in enumerate(asked):
-        names = known.opening(sentence)
+    for index, names in enumerate(openings):
         produced |= "produce" in names
         kinds = [kind for kind in _ORDER if kind.value in names]
-        if kinds:
-            lead = 2.5 if not index else 1.5
-            scores[kinds[0]] = scores.get(kinds[0], 0.0) + (lead if kinds[0] is not Kind.QUESTION else lead - 1.2)
-        if sentence.endswith(("?", "？")):
-            scores[Kind.QUESTION] = scores.get(Kind.QUESTION, 0.0) + 0.6
+        if kinds and (kinds[0] is not Kind.QUESTION or Kind.QUESTION not in scores):
+            lead = 1.3 if kinds[0] is Kind.QUESTION else 2.5
+            scores[kinds[0]] = scores.get(kinds[0], 0.0) + (lead if not index else lead - 1.0)
+    if any(sentence.endswith(("?", "？")) for sentence in asked):
+        scores[Kind.QUESTION] = scores.get(Kind.QUESTION, 0.0) + 0.6
+    for kind in _OBJECTS if produced else ():
+        if kind in scores:
+            scores[kind] += 1.0
     if _EXPRESSION.search(prose) and Kind.PROOF not in scores:
         scores[Kind.ARITHMETIC] = scores.get(Kind.ARITHMETIC, 0.0) + 2.0
     if blocks and not scores:
@@ -91,6 +98,11 @@ def understand(text: str) -> Reading:
         scores[Kind.WRITING] = 0.1
     kind = max(_ORDER, key=lambda each: scores.get(each, 0.0)) if scores else Kind.QUESTION
     return Reading(text, kind, _demand(kind, prose))
+
+
+def _object(sentence: str, opening: frozenset[str]) -> str:
+    """A sentence that asks for something to be made, less what that is to be about."""
+    return _TOPIC.split(sentence, maxsplit=1)[0] if "produce" in opening else sentence
 
 
 def _demand(kind: Kind, prose: str) -> Demand:

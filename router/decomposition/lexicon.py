@@ -52,7 +52,8 @@ class Table:
         """How many different entries of each name occur in a text of these words."""
         counts: dict[str, int] = {}
         joined = f" {' '.join(found)} "
-        for word in dict.fromkeys(found):
+        hyphened = [part for word in found if "-" in word for part in word.split("-")]
+        for word in dict.fromkeys(found + hyphened):
             for name in self._word(word):
                 counts[name] = counts.get(name, 0) + 1
         for phrase, names in self._phrases.items():
@@ -125,7 +126,7 @@ class Lexicon:
 
 def _dense(entries: list[str]) -> re.Pattern[str]:
     alternatives = "|".join(map(re.escape, sorted(entries, key=len, reverse=True)))
-    return re.compile(rf"(?:(?:{alternatives})[\s,，.。!！~]*){{1,6}}")
+    return re.compile(rf"(?:(?:{alternatives})[\s,，、.。!！~]*){{1,6}}")
 
 
 @cache

@@ -146,7 +146,7 @@ def _refers(opening: str) -> bool:
     if not found:
         return False
     short = len(found[0].split()) == 1  # a lone pronoun: later in a sentence it means something named in it
-    return not short or len(words(opening[: found.start()])) <= 4
+    return not short or (len(words(opening[: found.start()])) <= 4 and found.start() <= 24)
 
 
 def _depth(inputs: list[tuple[int, ...]]) -> int:
