@@ -19,4 +19,4 @@ if __name__ == "__main__":
         pass
     else:
         asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
-    serve("router", main)
+    serve("router", main, bus_later=True)

@@ -17,7 +17,8 @@ from typing import Any
 
 import structlog
 
-from contracts.routing import Demand, Role, Status
+from contracts.routing import Demand, Role, Status, Verdict
+from router import instruments
 from router.cascade.cascade import STRONG, solve
 from router.cascade.verifiers import Verifiers
 from router.chat import ApiError, ChatRequest, Chunk, Reply
@@ -42,6 +43,7 @@ from router.settings import PlanSettings, RouterSettings
 
 log = structlog.get_logger(__name__)
 
+NO_HEADERS: Mapping[str, str] = {}
 NEVER = PlanSettings(planner="none")
 GONE = "cancelled: the application went away, or the router stopped"
 
@@ -80,15 +82,16 @@ class Answering:
 
     # -- the way of a request --------------------------------------------------------------------------------------
 
-    def begin(self, request: ChatRequest, caller: Caller) -> Record:
+    def begin(self, request: ChatRequest, caller: Caller, headers: Mapping[str, str] = NO_HEADERS) -> Record:
         """Let a request in. Raises `ApiError` where its model, its key's budget or its key's limits say no.
 
-        What it returns goes into `answer` or `stream`, at once.
+        What it returns goes into `answer` or `stream`, at once. `headers` may bear the application's trace context.
         """
         wanted = asked(request.model, self.settings.pools, caller, self.settings.tolerance)
         spent = self.books.spent(caller.name)
         left = self.keys.admit(caller, request.prompt_tokens, spent, time.monotonic(), datetime.now(UTC))
-        return Record(self.run, request, caller, wanted, left)
+        span = instruments.request(request.model, headers)
+        return Record(self.run, request, caller, wanted, left, span=span)
 
     async def answer(self, record: Record) -> Reply:
         """The whole answer. Raises `ApiError`; cancellation stops the pools."""
@@ -226,7 +229,8 @@ class Answering:
         """See to it that the request ends in one outcome, and that whoever asked is told no more than an `ApiError`."""
         status, error = Status.OK, ""
         try:
-            yield
+            with instruments.within(record.span):
+                yield
         except (asyncio.CancelledError, GeneratorExit):
             status, error = Status.CANCELLED, GONE
             raise
@@ -251,10 +255,11 @@ class Answering:
             self.books.record(outcome, record.decisions)
         except Exception:  # an answer that was paid for is given all the same
             log.exception("a request is not in the books", request=record.id)
+        instruments.answered(record.span, outcome)
         for reservation in record.reservations:
             reservation.release()
         self.keys.settle(record.caller, request.prompt_tokens, record.tokens, now)
         if status == Status.OK and record.whole:
             self.affinity.used(request.session, outcome.pool, request.prompt_tokens, now)
-        if any(attempt.role == Role.ESCALATION for attempt in record.attempts):
+        if any(attempt.verdict == Verdict.FAILED and attempt.tier != STRONG for attempt in record.attempts):
             self.affinity.escalated(request.session)

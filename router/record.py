@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from opentelemetry.trace import INVALID_SPAN, Span
+
 from contracts.routing import Attempt, RouteDecision, RouteOutcome, Status
 from router.chat import ChatRequest
 from router.decomposition.plan import Subtask
@@ -29,6 +31,7 @@ class Record:
     asked: Asked
     budget: int | None = None  # picodollars that are left to its key; None = without limit
     id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
+    span: Span = INVALID_SPAN
     kind: str = ""
     whole: bool = True  # it is not taken apart
     decisions: list[RouteDecision] = field(default_factory=list)

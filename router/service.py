@@ -16,19 +16,25 @@ import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
+from infra.bus import Bus
 from infra.errors import UserError
 from infra.service import Service
 from router.answering import Answering
+from router.asked import Advisor, answer_requests
 from router.cascade.verifiers import Verifiers
 from router.gateway.app import make_app
 from router.gateway.completions import Completions
 from router.gateway.keys import Keys
 from router.gateway.models import check
 from router.ledger.books import Books
-from router.ledger.store import Ledger
+from router.ledger.store import Ledger, follow
 from router.outbox import Outbox
-from router.policy.decide import NEUTRAL
+from router.policy.decide import NeutralModel
+from router.policy.learning import learn
+from router.policy.model import RoutingModel
+from router.policy.store import PolicyStore
 from router.pools.base import Pool
+from router.pools.bus import BusPool
 from router.pools.openai import OpenAIPool
 from router.pools.relay import Relay
 from router.settings import RouterSettings
@@ -50,7 +56,7 @@ async def main(service: Service) -> None:
     keys = Keys(settings.keys, os.environ, asyncio.get_running_loop().time())
     if keys.open:
         log.warning("the gateway is open to everyone: router.keys names no API key")
-    pools = make_pools(settings, os.environ)
+    pools = make_pools(settings, os.environ, service.bus, run)
     async with AsyncExitStack() as stack:
         ledger = stack.enter_context(closing(Ledger(settings.directory)))
         outbox = Outbox(service.bus, settings.directory, run)
@@ -61,9 +67,11 @@ async def main(service: Service) -> None:
         verifiers = Verifiers(VERIFIERS)
         stack.push_async_callback(verifiers.close)
         await verifiers.start()
+        store = PolicyStore(settings.directory / "policies", NeutralModel(), RoutingModel.load)
         books = Books(ledger, outbox)
-        answering = Answering(run, settings, relay, keys, books, verifiers, lambda: (NEUTRAL, None))
+        answering = Answering(run, settings, relay, keys, books, verifiers, lambda: (store.policy, store.trial))
         completions = Completions(answering, keys)
+        service.spawn(_on_the_bus(service, answering, ledger, store), "bus")
 
         def ready() -> tuple[bool, str]:
             return readiness(relay, service.bus.connected, service.stopping.is_set())
@@ -76,12 +84,30 @@ async def main(service: Service) -> None:
         await completions.drained(DRAIN_SHARE * service.settings.service.drain_seconds)
 
 
-def make_pools(settings: RouterSettings, environment: Mapping[str, str]) -> dict[str, Pool]:
+async def _on_the_bus(service: Service, answering: Answering, ledger: Ledger, store: PolicyStore) -> None:
+    """What is done with others, from when the bus is there: decisions for those who ask, the books of all, learning."""
+    await service.bus_ready()
+    bus, run, create = service.bus, answering.run, service.settings.nats.manage_streams
+    async with asyncio.TaskGroup() as group:
+        group.create_task(
+            answer_requests(bus, run, Advisor(answering), create=create, stopping=service.stopping), name="asked"
+        )
+        group.create_task(follow(bus, ledger, run), name="ledger")
+        group.create_task(learn(bus, run, store, holder=service.instance), name="policy")
+
+
+def make_pools(settings: RouterSettings, environment: Mapping[str, str], bus: Bus, run: str) -> dict[str, Pool]:
     """The pools of the settings. Raises `UserError` where one cannot be."""
     if not settings.pools:
         raise UserError("router.pools is empty; describe at least one pool in the run file, as [router.pools.NAME]")
     check(settings.pools)
-    return {name: OpenAIPool.from_environment(name, each, environment) for name, each in settings.pools.items()}
+    pools: dict[str, Pool] = {}
+    for name, each in settings.pools.items():
+        if each.kind == "bus":
+            pools[name] = BusPool(name, each, bus, run)
+        else:
+            pools[name] = OpenAIPool.from_environment(name, each, environment)
+    return pools
 
 
 def readiness(relay: Relay, connected: bool, stopping: bool) -> tuple[bool, str]:

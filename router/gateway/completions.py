@@ -70,7 +70,7 @@ class Completions:
         given = Headers(scope=scope)
         caller = self._keys.caller(given.get(h.AUTHORIZATION))
         raw = await read_body(receive, given.get("content-length"), MAX_BYTES)
-        record = self._answering.begin(parse(raw, given.get(h.SESSION, "")), caller)
+        record = self._answering.begin(parse(raw, given.get(h.SESSION, "")), caller, given)
         if record.request.stream:
             await self._stream(record, receive, send)
         else:

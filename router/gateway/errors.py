@@ -6,7 +6,8 @@ import math
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
 
 from router.chat import ApiError
 from router.gateway import headers as h

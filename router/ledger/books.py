@@ -13,7 +13,7 @@ from router.outbox import Outbox
 
 
 class Books:
-    """Used by the gateway; nothing here waits."""
+    """Used by the gateway; nothing here waits but `key_of`."""
 
     def __init__(self, ledger: Ledger, outbox: Outbox) -> None:
         self._ledger = ledger
@@ -22,6 +22,10 @@ class Books:
     def spent(self, key: str) -> int:
         """Picodollars that a key has spent this month (UTC), reservations included."""
         return self._ledger.spent(key)
+
+    def key_of(self, request_id: str) -> str | None:
+        """Name of the API key that a request came with; None where there was no such request. May wait for the disk."""
+        return self._ledger.key_of(request_id)
 
     def reserve(self, key: str, amount: int) -> Reservation:
         """Set aside what a request is expected to cost (picodollars) until it is released."""

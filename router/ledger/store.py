@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import aclosing, suppress
+from contextlib import aclosing, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,6 +57,7 @@ class Ledger:
         self.lost = 0  # outcomes that found the queue full, because the disk takes nothing
         self.trouble = ""  # why the disk takes nothing; empty when it does
         self._queue: queue.Queue[_Entry | None] = queue.Queue(QUEUE)
+        self._recent: dict[str, str] = {}  # request id -> key, of the last requests, which may not be on disk yet
         self._elsewhere: deque[RouteOutcome] = deque()  # added to the file from the bus, not yet to what was spent
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._write, name="ledger", daemon=True)
@@ -72,6 +73,9 @@ class Ledger:
                 log.error("the ledger is behind, an outcome is not in it", lost=self.lost, trouble=self.trouble)
             return
         self._spending.add(outcome.key, outcome.cost, outcome.at_ns)
+        self._recent[outcome.request_id] = outcome.key
+        if len(self._recent) > QUEUE:
+            del self._recent[next(iter(self._recent))]
 
     def heard(self, outcome: RouteOutcome, sequence: int) -> bool:
         """Store an outcome from the bus unless it is known; False when there is no room now."""
@@ -86,6 +90,14 @@ class Ledger:
             outcome = self._elsewhere.popleft()
             self._spending.add(outcome.key, outcome.cost, outcome.at_ns)
         return self._spending.spent(key)
+
+    def key_of(self, request_id: str) -> str | None:
+        """Name of the API key that a request came with; None where there was no such request. May wait for the disk."""
+        if (key := self._recent.get(request_id)) is not None:
+            return key
+        with closing(schema.connect(self.path)) as connection:
+            found = connection.execute("SELECT key FROM requests WHERE request_id = ?", (request_id,)).fetchone()
+        return None if found is None else str(found[0])
 
     def reserve(self, key: str, amount: int) -> Reservation:
         """Set aside what a request is expected to cost until it is released, so that parallel ones do not overshoot."""

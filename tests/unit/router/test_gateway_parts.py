@@ -16,7 +16,8 @@ from router.gateway.keys import Caller
 from router.gateway.models import asked, check, listing
 from router.gateway.stream import chunks_of
 from router.pools.base import Fault, PoolError
-from router.settings import PoolSettings
+from router.service import make_pools
+from router.settings import PoolSettings, RouterSettings
 
 POOLS = {"small": PoolSettings(tier="compact"), "large": PoolSettings()}
 EVERYONE = Caller()
@@ -178,3 +179,17 @@ def test_feedback_that_says_nothing(said: Any) -> None:
     with pytest.raises(ApiError) as raised:
         feedback.read(json.dumps(said).encode(), "run", "")
     assert raised.value.status == 400
+
+
+@pytest.mark.parametrize(
+    ("pools", "word"),
+    [
+        ({}, "router.pools is empty"),
+        ({"a": PoolSettings()}, "router.pools.a"),
+        ({"a": PoolSettings(url="http://127.0.0.1:1/v1", key_variable="NOT_SET")}, "NOT_SET"),
+        ({"auto": PoolSettings(url="http://127.0.0.1:1/v1")}, "router.pools.auto"),
+    ],
+)
+def test_pools_that_cannot_be(pools: dict[str, PoolSettings], word: str) -> None:
+    with pytest.raises(UserError, match=word):
+        make_pools(RouterSettings(pools=pools), {}, bus=None, run="run")  # type: ignore[arg-type]

@@ -1,0 +1,147 @@
+"""What a router does while pools die, without its server, when it is told to stop, and when it is set up wrongly."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+
+from contracts import subjects
+from infra.bus import Bus
+from tests.acceptance.gateway import Router
+from tests.upstream import Answer
+
+HELLO: Any = [{"role": "user", "content": "Hello there, how are you?"}]
+STREAMS = 64
+WORDS = " ".join(f"word{number}" for number in range(40))
+POOLS = {
+    "first": {"price_in": 1.0, "price_out": 1.0, "retries": 0},
+    "second": {"price_in": 2.0, "price_out": 2.0, "retries": 0},
+}
+
+
+@pytest.fixture
+def router(tmp_path: Path) -> Iterator[Router]:
+    router = Router(tmp_path, POOLS, SERVICE__DRAIN_SECONDS=6)
+    try:
+        yield router
+    finally:
+        router.close()
+
+
+async def one_stream(client: openai.AsyncOpenAI, number: int, begun: asyncio.Event) -> tuple[str, str]:
+    """What came, and how it ended."""
+    seen = ""
+    try:
+        stream = await client.chat.completions.create(
+            model="auto", messages=HELLO, stream=True, extra_headers={"x-tailrace-session": f"session {number}"}
+        )
+        async for chunk in stream:
+            begun.set()
+            if chunk.choices:
+                seen += chunk.choices[0].delta.content or ""
+    except openai.APIError as error:
+        return seen, error.message
+    return seen, ""
+
+
+async def test_many_streams_while_a_pool_dies(router: Router) -> None:
+    router.upstreams["first"].script = Answer(text=WORDS, pace=0.02)
+    router.upstreams["second"].script = Answer(text=WORDS)
+    begun = asyncio.Event()
+    async with router.client() as client, asyncio.timeout(40):
+        streams = [asyncio.create_task(one_stream(client, number, begun)) for number in range(STREAMS)]
+        await begun.wait()
+        assert router.upstreams["first"].active > 0
+        router.stop_upstream("first")
+        ends = await asyncio.gather(*streams)
+        assert all(seen == WORDS if not error else WORDS.startswith(seen) for seen, error in ends)
+        assert any(error for _, error in ends)  # begun on the pool that died: half an answer is not passed off as one
+        after = [await one_stream(client, number, begun) for number in range(STREAMS, STREAMS + 4)]
+        assert after == [(WORDS, "")] * 4
+    router.until(lambda: not router.upstreams["second"].active, "nothing is left running")
+
+
+async def test_answers_go_on_without_the_server_and_are_published_when_it_is_back(router: Router) -> None:
+    async def ask() -> str:
+        return (await client.chat.completions.create(model="auto", messages=HELLO)).id
+
+    async with router.client() as client, asyncio.timeout(60):
+        ids = [await ask()]
+        router.server.kill()
+        ids += [await ask(), await ask(), await ask()]
+        stream = await client.chat.completions.create(model="auto", messages=HELLO, stream=True)
+        ids += {chunk.id async for chunk in stream}
+        async with aiohttp.ClientSession() as session, session.get(f"{router.url}/readyz") as ready:
+            assert ready.status == 200
+        router.server.start()
+        bus = await Bus.connect(router.server.settings, "onlooker")
+        try:
+            seen: list[str] = []
+            async for received in bus.read(subjects.ROUTE_OUTCOME, consumer="test", run="front"):
+                seen.append(received.message.request_id)
+                if set(ids) <= set(seen):
+                    break
+        finally:
+            await bus.close()
+    assert sorted(seen) == sorted(ids)
+
+
+async def test_running_requests_are_finished_before_it_stops(router: Router) -> None:
+    for upstream in router.upstreams.values():
+        upstream.script = Answer(text=WORDS, pace=0.03)
+    begun = asyncio.Event()
+    async with router.client() as client, asyncio.timeout(30):
+        running = asyncio.create_task(one_stream(client, 0, begun))
+        await begun.wait()
+        router.process.send_signal(signal.SIGTERM)
+        refused = None
+        while refused is None:
+            with suppress(openai.APIStatusError):
+                try:
+                    await client.chat.completions.create(model="auto", messages=HELLO, max_tokens=1)
+                except openai.InternalServerError as error:
+                    refused = error
+        assert refused.status_code == 503 and refused.response.headers["retry-after"]
+        assert await running == (WORDS, "")
+    assert router.process.wait(10) == 0
+    assert not router.events("requests took too long to finish and were cut off")
+
+
+async def test_what_takes_too_long_is_told_so_when_it_stops(router: Router) -> None:
+    for upstream in router.upstreams.values():
+        upstream.script = Answer(text=WORDS, after=3, then="hang")
+    begun = asyncio.Event()
+    async with router.client() as client, asyncio.timeout(30):
+        running = asyncio.create_task(one_stream(client, 0, begun))
+        await begun.wait()
+        router.process.send_signal(signal.SIGTERM)
+        seen, error = await running
+    assert WORDS.startswith(seen) and "stopping" in error
+    assert router.process.wait(10) == 0
+    assert "Traceback" not in router.log.read_text()
+
+
+def test_mistakes_in_the_settings_are_one_sentence(tmp_path: Path, router: Router) -> None:
+    port = router.url.rpartition(":")[2]
+    keys = '{"team": {"variable": "NOT_SET"}}'
+    for case, word in (({"ROUTER__PORT": port}, port), ({"ROUTER__KEYS": keys}, "NOT_SET")):
+        changed = {"ROUTER__DIRECTORY": str(tmp_path / "other"), **case}
+        done = subprocess.run(
+            [sys.executable, "-m", "router"],
+            env=router.environment() | {f"TAILRACE_{name}": value for name, value in changed.items()},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        sentences = [line for line in done.stderr.splitlines() if not line.startswith("{")]
+        assert done.returncode == 2 and len(sentences) == 1 and word in sentences[0], done.stderr
