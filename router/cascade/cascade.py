@@ -9,10 +9,11 @@ from typing import Any, Protocol
 
 import msgspec
 
-from contracts.routing import Attempt, Role, Status, Verdict
+from contracts.routing import Attempt, Demand, Role, Status, Verdict
 from router.cascade.result import BadCheck, Result, undecided
 from router.chat import ApiError, Reply
 from router.decomposition.plan import Check, Subtask
+from router.decomposition.tools import Deed, catalogue
 from router.policy.decision import Decision
 from router.pools.base import PoolError
 
@@ -54,17 +55,26 @@ async def solve(
     whatever its verdict, for its model is the stronger and knew what was wrong. Where no strong pool may or can answer
     (budget, tenant, faults), the first answer is given, and its verdict stays on record. Each attempt in `attempts`
     gets the verdict on its answer. Raises `ApiError` from `choose` and `PoolError` from the relay, for the first call.
+
+    What an agent does next shows only in the answer: where a turn that was taken for a mechanical one goes on to write,
+    it is asked again of the strong tier (`DEFERRED`), as it stands, for nothing was wrong with the answer.
     """
     decision = choose("", subtask.check is not None)
     first = await _call(decision, body, relay, attempts, subtask.name, role)
     if subtask.check is None:
         return first.reply
     result = await _judged(first, subtask.check, verifiers, attempts)
-    if result.verdict is not Verdict.FAILED or attempts[first.place].tier == STRONG:
+    if attempts[first.place].tier == STRONG:
+        return first.reply
+    if result.verdict is Verdict.FAILED:
+        told = {**body, "messages": informed(body["messages"], first.reply, result.reason)}
+    elif subtask.demand is Demand.MECHANICAL and writes(first.reply.tool_calls):
+        _say(Verdict.DEFERRED, first, attempts)
+        told = body
+    else:
         return first.reply
     try:
         decision = choose(STRONG, True)
-        told = {**body, "messages": informed(body["messages"], first.reply, result.reason)}
         second = await _call(decision, told, relay, attempts, subtask.name, Role.ESCALATION)
     except (ApiError, PoolError):  # the relay has recorded its attempts, `choose` its refusal
         return first.reply
@@ -97,8 +107,20 @@ async def _judged(answer: _Answer, check: Check, verifiers: Checks, attempts: li
         result = await verifiers.check(check, answer.reply.text, answer.reply.tool_calls)
     except BadCheck as error:
         result = undecided(str(error))
-    attempts[answer.place] = msgspec.structs.replace(attempts[answer.place], verdict=result.verdict.value)
+    _say(result.verdict, answer, attempts)
     return result
+
+
+def _say(verdict: Verdict, answer: _Answer, attempts: list[Attempt]) -> None:
+    attempts[answer.place] = msgspec.structs.replace(attempts[answer.place], verdict=verdict.value)
+
+
+def writes(calls: Sequence[dict[str, Any]]) -> bool:
+    """Whether a turn's calls change anything: files, or the world."""
+    functions = [call.get("function") or {} for call in calls]
+    return any(
+        catalogue().deed(str(each.get("name")), str(each.get("arguments"))) is Deed.PRODUCING for each in functions
+    )
 
 
 def informed(messages: list[dict[str, Any]], former: Reply, reason: str) -> list[dict[str, Any]]:

@@ -9,11 +9,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import structlog
+
 from contracts.routing import Verdict
 from infra.sandbox import Limits, Sandbox, SandboxCrash, SandboxTimeout
 from router.cascade.registry import VERIFIERS, validate
 from router.cascade.result import BadCheck, Result, sentence, undecided
 from router.decomposition.plan import Check
+
+log = structlog.get_logger(__name__)
 
 ENTRY = "router.cascade.checks.entry:run"
 MAX_ANSWER_CHARACTERS = 1_000_000
@@ -61,7 +65,8 @@ class Verifiers:
                 report = await self._sandbox.call(ENTRY, payload, limits=replace(LIMITS, processes=processes))
         except (SandboxTimeout, TimeoutError):
             return undecided("The check did not end in time.")
-        except SandboxCrash:
+        except SandboxCrash:  # its text may quote the answer, which no log may hold
+            log.warning("a check broke", check=check.name)
             return undecided("The check broke on this answer.")
         return _read(report, token)
 

@@ -7,13 +7,16 @@ import operator
 import re
 from collections.abc import Callable
 from fractions import Fraction
+from itertools import islice
 
-from infra.grading import numbers
+from infra.grading import extract, numbers
 from router.cascade import answers
 from router.cascade.registry import Arithmetic
-from router.cascade.result import BadCheck, Result, failed, passed
+from router.cascade.result import BadCheck, Result, failed, passed, undecided
 
 MAX_BITS = 50_000  # of a numerator or denominator; some fifteen thousand digits
+MAX_NUMBERS = 1000  # of an answer that are looked at
+_NUMBER = re.compile(r"[-−]?\d{1,400}(?:,\d{3}){0,20}(?:\.\d{1,100})?")
 _WRITTEN = {"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-", "^": "**", "{": "(", "}": ")", "[": "(", "]": ")"}
 _OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: operator.add,
@@ -26,13 +29,16 @@ _OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] =
 
 
 def value(answer: str, arguments: Arithmetic) -> Result:
-    """The answer's final number against the expression's value."""
+    """The answer's final number against the expression's value; undecided where that stands elsewhere in it."""
     exact = evaluated(arguments.expression)
     found = answers.number(answer)
     if found is None:
         return failed("There is no number in the answer.")
-    if numbers.same(found, numbers.Number(exact)) or _rounded(found.value, exact):
+    if _is(found, exact):
         return passed()
+    written = islice(_NUMBER.finditer(extract.without_reasoning(answer)), MAX_NUMBERS)
+    if any(_is(number, exact) for match in written if (number := numbers.parse(match.group()))):
+        return undecided("The answer writes the right value, but another number last.")
     return failed(f"{arguments.expression} is {_shown(exact)}, not {_shown(found.value)}.")
 
 
@@ -76,6 +82,10 @@ def _bounded(number: Fraction) -> Fraction:
 
 def _bits(number: Fraction) -> int:
     return max(number.numerator.bit_length(), number.denominator.bit_length())
+
+
+def _is(found: numbers.Number, exact: Fraction) -> bool:
+    return numbers.same(found, numbers.Number(exact)) or _rounded(found.value, exact)
 
 
 def _rounded(found: Fraction, exact: Fraction) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -103,6 +104,12 @@ SYNTAX: list[tuple[str, dict[str, Any], str, Verdict]] = [
     ("arithmetic", {"expression": "0.1 + 0.2"}, "0.3", PASSED),
     ("arithmetic", {"expression": "(2 ^ 10) % 7 ="}, "\\boxed{2}", PASSED),
     ("arithmetic", {"expression": "2**100"}, "It is 1267650600228229401496703205376.", PASSED),
+    (
+        "arithmetic",
+        {"expression": "1,234 × 5"},
+        "It is 6,170, for 5 times 1,200 is 6,000 and 5 times 34 is 170",
+        UNDECIDED,
+    ),
     ("arithmetic", {"expression": "2 + 3 * 4"}, "2 + 3 is 5, times 4 is 20", FAILED),
     ("arithmetic", {"expression": "10 / 3"}, "3", FAILED),
     ("arithmetic", {"expression": "10 / 3"}, "3.34", FAILED),
@@ -114,7 +121,6 @@ SYNTAX: list[tuple[str, dict[str, Any], str, Verdict]] = [
     ("schema", {"schema": {"type": "object", "required": ["a"]}}, '{"b": 1}', FAILED),
     ("schema", {"schema": {"additionalProperties": False}, "bare": True}, '{"a": 1}', FAILED),
     ("schema", {"schema": True}, "no JSON at all", FAILED),
-    ("schema", {"schema": {"pattern": "^(a+)+$"}, "bare": True}, '"' + "a" * 60 + '!"', UNDECIDED),
     ("schema", {"schema": {"$ref": "#"}, "bare": True}, "{}", UNDECIDED),
 ]
 
@@ -231,7 +237,6 @@ GIVEN_TESTS: list[tuple[str, dict[str, Any], str, Verdict]] = [
     ("a process", {"code": GIVEN}, "import os\nos.fork()\n" + RIGHT, UNDECIDED),
     ("the network", {"code": GIVEN}, "import socket\nsocket.socket()\n" + RIGHT, UNDECIDED),
     ("memory", {"code": GIVEN}, "x = bytearray(4 << 30)\n" + RIGHT, UNDECIDED),
-    ("never ends", {"code": GIVEN}, "def add(a, b):\n    while True: pass", UNDECIDED),
     ("a fixture of pytest's", {"code": "def test_a(tmp_path):\n    assert add(1, 2) == 3"}, RIGHT, UNDECIDED),
     ("tests asked for", {"subject": RIGHT}, "from solution import add\n\n" + GIVEN, PASSED),
     ("tests that fail", {"subject": RIGHT}, "def test_add():\n    assert add(1, 2) == 4", FAILED),
@@ -381,6 +386,14 @@ async def test_hostile_answers_cost_bounded_time_and_never_raise(verifiers: Veri
         result = await verdict(verifiers, name, ARGUMENTS.get(name, {}), text)
         assert result.verdict in (PASSED, FAILED, UNDECIDED)
     assert (await verdict(verifiers, "json", {}, "{}")).verdict is PASSED, "and the next check works"
+
+
+async def test_what_does_not_end_is_undecided(verifiers: Verifiers) -> None:
+    results = await asyncio.gather(
+        verdict(verifiers, "tests", {"code": GIVEN}, fence("python", "def add(a, b):\n    while True: pass")),
+        verdict(verifiers, "schema", {"schema": {"pattern": "^(a+)+$"}, "bare": True}, f'"{"a" * 60}!"'),
+    )
+    assert [result.verdict for result in results] == [UNDECIDED, UNDECIDED]
 
 
 async def test_too_much_and_too_little_are_undecided(verifiers: Verifiers) -> None:
