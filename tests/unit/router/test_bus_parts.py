@@ -30,10 +30,7 @@ SAMPLINGS: dict[str, tuple[dict[str, Any], Sampling]] = {
     "one stop": ({"stop": "\n"}, Sampling(max_tokens=512, stop=["\n"])),
     "several stops": ({"stop": ["a", "b"]}, Sampling(max_tokens=512, stop=["a", "b"])),
     "nothing said in many words": (
-        {
-            name: None
-            for name in ("max_tokens", "temperature", "top_p", "stop", "n", "seed", "tools", "response_format")
-        },
+        dict.fromkeys(("max_tokens", "temperature", "top_p", "stop", "n", "seed", "tools", "response_format")),
         Sampling(max_tokens=512),
     ),
 }
@@ -109,9 +106,10 @@ def test_nobody_can_be_made_to_call_a_tool() -> None:
 def stretch(start: int, sampled: str = "", *, attempt: int = 1, version: int = 1, **changes: Any) -> Tokens:
     """One token for each character."""
     count = len(sampled)
+    sampled_by = policy(version) if count else None
     fields: dict[str, Any] = {
         "run": "r", "task_id": "t", "attempt": attempt, "index": 0, "start": start, "text": sampled,
-        "tokens": [7] * count, "pieces": list(sampled), "logprobs": [-0.5] * count, "policy": policy(version) if count else None,
+        "tokens": [7] * count, "pieces": list(sampled), "logprobs": [-0.5] * count, "policy": sampled_by,
         "prompt_tokens": 3,
     }  # fmt: skip
     return Tokens(**(fields | changes))
