@@ -32,7 +32,11 @@ def make_app() -> typer.Typer:
     app.add_typer(contracts.app, name="contracts")
     app.add_typer(bench.app, name="bench")
     for point in sorted(entry_points(group="tailrace.commands"), key=lambda point: point.name):
-        app.command(point.name)(point.load())
+        command = point.load()
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=point.name)
+        else:
+            app.command(point.name)(command)
     return app
 
 
