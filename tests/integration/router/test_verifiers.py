@@ -396,6 +396,12 @@ async def test_what_does_not_end_is_undecided(verifiers: Verifiers) -> None:
     assert [result.verdict for result in results] == [UNDECIDED, UNDECIDED]
 
 
+async def test_shell_where_no_process_can_be_started(verifiers: Verifiers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verifiers, "_bounds_processes", False)
+    assert (await verdict(verifiers, "shell", {}, fence("bash", "for f in *; do echo $f; done"))).verdict is PASSED
+    assert (await verdict(verifiers, "shell", {}, fence("bash", "for f in *; do echo $f"))).verdict is UNDECIDED
+
+
 async def test_too_much_and_too_little_are_undecided(verifiers: Verifiers) -> None:
     for text in ("", "  \n", "x" * 2_000_000):
         assert (await verdict(verifiers, "python", {}, text)).verdict is UNDECIDED
