@@ -53,6 +53,9 @@ def spoken(text: str) -> str:
     if "<" not in text:
         return text.strip()
     lowered = text.lower()
+    if len(lowered) != len(text):  # a letter that is longer in lower case
+        lowered = text
+    last: dict[str, int] = {}  # where each name is closed for the last time: what is open behind it is never closed
     kept: list[str] = []
     at = 0
     for tag in _TAG.finditer(text):
@@ -61,9 +64,11 @@ def spoken(text: str) -> str:
         name = tag[2].lower()
         end = tag.end()
         if not tag[1] and name in _INJECTED:
-            close = lowered.find(f"</{name}>", end) if len(lowered) == len(text) else text.find(f"</{tag[2]}>", end)
-            if close >= 0:
-                end = close + len(name) + 3
+            close = f"</{name}>"
+            if name not in last:
+                last[name] = lowered.rfind(close)
+            if end <= last[name]:
+                end = lowered.index(close, end) + len(close)
         kept.append(text[at : tag.start()])
         at = end
     kept.append(text[at:])
