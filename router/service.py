@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
 
 import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
-from infra.bus import Bus
+from infra.bus import Bus, Unavailable
 from infra.errors import UserError
 from infra.service import Service
 from router.answering import Answering
@@ -47,6 +47,7 @@ DRAIN_SHARE = 0.7  # of the time that a service has to stop: for running request
 CLOSE_SECONDS = 2  # for connections, once nothing is being answered
 VERIFIERS = 2  # processes that check answers
 BEAT_SECONDS = 1.0
+BUS_SECONDS = 2.0  # before what the bus has ended is begun again
 
 
 async def main(service: Service) -> None:
@@ -77,7 +78,7 @@ async def main(service: Service) -> None:
             return readiness(relay, service.bus.connected, service.stopping.is_set())
 
         app = make_app(answering, completions, keys, books, alive=service.health.liveness, ready=ready)
-        address = await stack.enter_async_context(listening(app, settings.host, settings.port))
+        address = await stack.enter_async_context(listening(service, app, settings.host, settings.port))
         service.ready(address)
         await _until_stopped(service)
         completions.draining = True
@@ -88,12 +89,25 @@ async def _on_the_bus(service: Service, answering: Answering, ledger: Ledger, st
     """What is done with others, from when the bus is there: decisions for those who ask, the books of all, learning."""
     await service.bus_ready()
     bus, run, create = service.bus, answering.run, service.settings.nats.manage_streams
+    works: dict[str, Callable[[], Awaitable[None]]] = {
+        "asked": lambda: answer_requests(bus, run, Advisor(answering), create=create, stopping=service.stopping),
+        "ledger": lambda: follow(bus, ledger, run),
+        "policy": lambda: learn(bus, run, store, holder=service.instance),
+    }
     async with asyncio.TaskGroup() as group:
-        group.create_task(
-            answer_requests(bus, run, Advisor(answering), create=create, stopping=service.stopping), name="asked"
-        )
-        group.create_task(follow(bus, ledger, run), name="ledger")
-        group.create_task(learn(bus, run, store, holder=service.instance), name="policy")
+        for name, work in works.items():
+            group.create_task(_lasting(name, work), name=name)
+
+
+async def _lasting(name: str, work: Callable[[], Awaitable[None]]) -> None:
+    """Applications are answered whatever becomes of the bus: what needs it is begun again after a while."""
+    while True:
+        try:
+            await work()
+            return
+        except (UserError, Unavailable) as error:
+            log.error("not done for now", work=name, error=str(error))
+        await asyncio.sleep(BUS_SECONDS)
 
 
 def make_pools(settings: RouterSettings, environment: Mapping[str, str], bus: Bus, run: str) -> dict[str, Pool]:
@@ -140,8 +154,11 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def listening(app: ASGIApp, host: str, port: int) -> AsyncIterator[str]:
-    """Serve `app` over HTTP; yields the address. Raises `UserError` where the port is taken."""
+async def listening(service: Service, app: ASGIApp, host: str, port: int) -> AsyncIterator[str]:
+    """Serve `app` over HTTP; yields the address. Raises `UserError` where the port is taken.
+
+    Should the server end by itself, so does the service.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
@@ -164,7 +181,7 @@ async def listening(app: ASGIApp, host: str, port: int) -> AsyncIterator[str]:
     )
     server = _Server(config)
     with listener:
-        serving = asyncio.create_task(server.serve([listener]), name="gateway")
+        serving = service.spawn(server.serve([listener]), "gateway")
         try:
             yield f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
         finally:

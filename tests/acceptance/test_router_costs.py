@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import aclosing, closing
 from pathlib import Path
 from typing import Any
 
@@ -119,17 +119,25 @@ async def test_the_bill_of_a_day(router: Router) -> None:
 
 
 async def test_where_would_it_go_is_answered_over_the_bus(router: Router) -> None:
+    """Also after somebody has deleted what the routers share: the router goes on, and makes it again."""
     bus = await Bus.connect(router.server.settings, "asker")
-    try:
-        body = json.dumps({"model": "auto", "messages": HELLO})
-        asking = RouteRequest(id="ask-1", run="front", body=body, key="team")
+
+    async def ask(id: str) -> RouteDecision:
+        asking = RouteRequest(id=id, run="front", body=json.dumps({"model": "auto", "messages": HELLO}), key="team")
         await bus.publish(ROUTE_REQUEST, asking, id=asking.id, run="front")
-        before = router.upstreams["small"].count + router.upstreams["large"].count
-        async with asyncio.timeout(20):
-            async for received in bus.read(ROUTE_DECISION, kind=RouteDecision, consumer="asker", run="front"):
-                if (found := received.message).request_id == asking.id:
-                    break
+        async with asyncio.timeout(30), aclosing(bus.read(ROUTE_DECISION, consumer="asker", run="front")) as decisions:
+            async for received in decisions:
+                if received.message.request_id == id:
+                    return received.message
+        raise AssertionError("the read ended")
+
+    before = [upstream.count for upstream in router.upstreams.values()]
+    try:
+        found = await ask("ask-1")
         assert found.pool in ("small", "large") and found.key == "team" and not found.error
-        assert router.upstreams["small"].count + router.upstreams["large"].count == before
+        await bus.connection.client.jetstream().delete_consumer("ROUTES", "front-route")
+        assert (await ask("ask-2")).pool == found.pool
     finally:
         await bus.close()
+    assert [upstream.count for upstream in router.upstreams.values()] == before
+    assert router.process.poll() is None
