@@ -8,18 +8,21 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from contracts.routing import Attempt, Feedback, RouteDecision, RouteOutcome, Status, Verdict
 from router.policy.calibration import MEAN, Judged, inputs_of
 from router.policy.shadow import Logged
 
-CAPACITY = 50_000  # requests; the oldest are forgotten
+LIVE = 10_000  # requests that messages are still expected of
+KEPT = 30_000  # older ones that are known to have gone well or badly; more than a trial takes
 GOOD = 0.5  # feedback's score from which an answer was right
 
 
 @dataclass
 class _Request:
+    """The messages about one request."""
+
     decisions: dict[str, RouteDecision] = field(default_factory=dict)
     outcome: RouteOutcome | None = None
     feedback: Feedback | None = None  # the last one said
@@ -29,23 +32,33 @@ class _Request:
         found = [each for each in list(self.decisions.values()) if each.subtask == subtask and each.pool]
         return min(found, key=lambda each: (each.at_ns, each.id), default=None)
 
-    def subtasks(self) -> list[str]:
-        return sorted({each.subtask for each in list(self.decisions.values())})
+
+@dataclass(frozen=True)
+class _Known:
+    """What one request says: its judged answers with the times of their decisions, kind and tokens of its answers, and
+    for each judged decision who made it, what a trial would have chosen, and how it went."""
+
+    judged: list[tuple[int, Judged]]
+    answers: list[tuple[str, int]]
+    logged: list[tuple[str, dict[str, str], Logged]]
 
 
 class Journal:
-    """Recent requests and what is known of them."""
+    """Recent requests and what is known of them. Bounded: the oldest are forgotten, later if something is known."""
 
-    def __init__(self, capacity: int = CAPACITY) -> None:
-        self._capacity = capacity
+    def __init__(self, live: int = LIVE, kept: int = KEPT) -> None:
+        self._live, self._kept = live, kept
         self._requests: OrderedDict[str, _Request] = OrderedDict()
+        self._settled: OrderedDict[str, _Known] = OrderedDict()
         self.taken = 0  # messages so far
 
     def __len__(self) -> int:
-        return len(self._requests)
+        return len(self._requests) + len(self._settled)
 
     def add(self, message: RouteDecision | RouteOutcome | Feedback) -> None:
         """Take a message in; it may come again, and in any order."""
+        if message.request_id in self._settled:
+            return
         self.taken += 1
         request = self._requests.setdefault(message.request_id, _Request())
         if isinstance(message, RouteDecision):
@@ -54,42 +67,56 @@ class Journal:
             request.outcome = message
         elif request.feedback is None or (message.at_ns, message.id) > (request.feedback.at_ns, request.feedback.id):
             request.feedback = message
-        while len(self._requests) > self._capacity:
-            self._requests.popitem(last=False)
+        while len(self._requests) > self._live:
+            id, oldest = self._requests.popitem(last=False)
+            known = _known(oldest)
+            if known.judged or known.logged:
+                self._settled[id] = known
+        while len(self._settled) > self._kept:
+            self._settled.popitem(last=False)
 
     def judged(self) -> list[tuple[int, Judged]]:
         """Answers known to be right or wrong, each with the time of its decision in unix ns."""
-        found = []
-        for request in list(self._requests.values()):
-            for attempt, success in _labels(request):
-                decision = request.decision(attempt.subtask)
-                if decision is None or f"logit.{attempt.pool}" not in decision.features or attempt.tier not in MEAN:
-                    continue
-                inputs = inputs_of(attempt.pool, decision.kind, decision.demand, decision.features)
-                found.append((decision.at_ns, Judged(attempt.pool, attempt.tier, inputs, success)))
-        return found
+        return [each for known in self._all() for each in known.judged]
 
     def answers(self) -> list[tuple[str, int]]:
         """Kind and tokens of the answers that came to their end."""
-        found = []
-        for request in list(self._requests.values()):
-            for attempt in request.outcome.attempts if request.outcome else []:
-                decision = request.decision(attempt.subtask)
-                if decision is not None and attempt.status == Status.OK and not attempt.estimated:
-                    found.append((decision.kind, attempt.completion_tokens))
-        return found
+        return [each for known in self._all() for each in known.answers]
 
     def logged(self, trial: str, policy: str) -> list[Logged]:
         """Judged decisions that `policy` made while `trial` was asked as well."""
         return [
-            logged
-            for request in list(self._requests.values())
-            for subtask in request.subtasks()
-            if (decision := request.decision(subtask)) is not None
-            and decision.policy == policy
-            and trial in decision.shadow
-            and (logged := _logged(request, decision, decision.shadow[trial])) is not None
+            replace(logged, trial=shadow[trial])
+            for known in self._all()
+            for made_by, shadow, logged in known.logged
+            if made_by == policy and shadow.get(trial) in logged.scores
         ]
+
+    def _all(self) -> Iterator[_Known]:
+        yield from list(self._settled.values())
+        yield from map(_known, list(self._requests.values()))
+
+
+def _known(request: _Request) -> _Known:
+    known = _Known([], [], [])
+    for attempt in request.outcome.attempts if request.outcome else []:
+        decision = request.decision(attempt.subtask)
+        if decision is not None and attempt.status == Status.OK and not attempt.estimated:
+            known.answers.append((decision.kind, attempt.completion_tokens))
+    last: dict[str, bool] = {}  # subtask -> whether it went well in the end
+    for attempt, success in _labels(request):
+        last[attempt.subtask] = success
+        decision = request.decision(attempt.subtask)
+        if decision is not None and f"logit.{attempt.pool}" in decision.features and attempt.tier in MEAN:
+            inputs = inputs_of(attempt.pool, decision.kind, decision.demand, decision.features)
+            known.judged.append((decision.at_ns, Judged(attempt.pool, attempt.tier, inputs, success)))
+    for subtask, success in last.items():
+        decision = request.decision(subtask)
+        if decision is not None and decision.shadow and request.outcome is not None:
+            logged = _logged(decision, request.outcome, success)
+            if logged is not None:
+                known.logged.append((decision.policy, decision.shadow, logged))
+    return known
 
 
 def _labels(request: _Request) -> Iterator[tuple[Attempt, bool]]:
@@ -120,24 +147,20 @@ def _said(feedback: Feedback | None) -> bool | None:
     return feedback.score >= GOOD if feedback.score is not None else False
 
 
-def _logged(request: _Request, decision: RouteDecision, trial: str) -> Logged | None:
-    """A decision for the trial; None where there was no choice, or nobody knows whether the answer was right."""
+def _logged(decision: RouteDecision, outcome: RouteOutcome, success: bool) -> Logged | None:
+    """A decision for a trial to be judged by; None where there was no choice."""
     scores = decision.scores
     greedy = decision.order[0] if decision.reason == "explored" and decision.order else decision.pool
-    if len(scores) < 2 or decision.propensity <= 0 or not {decision.pool, trial, greedy} <= scores.keys():
+    if len(scores) < 2 or decision.propensity <= 0 or not {decision.pool, greedy} <= scores.keys():
         return None
-    labels = [success for attempt, success in _labels(request) if attempt.subtask == decision.subtask]
-    if not labels or request.outcome is None:
-        return None
-    attempts = [attempt for attempt in request.outcome.attempts if attempt.subtask == decision.subtask]
     return Logged(
         pool=decision.pool,
         propensity=decision.propensity,
         greedy=greedy,
-        trial=trial,
+        trial="",
         scores=scores,
         checked=decision.features.get("checked", 0.0) > 0,
         tolerance=decision.tolerance,
-        success=labels[-1],
-        cost=sum(attempt.cost for attempt in attempts),
+        success=success,
+        cost=sum(attempt.cost for attempt in outcome.attempts if attempt.subtask == decision.subtask),
     )

@@ -23,7 +23,7 @@ from infra.errors import UserError
 from infra.leases import Lease, acquire
 from router.policy.calibration import Calibration, Judged, fit
 from router.policy.evidence import Journal
-from router.policy.shadow import judge
+from router.policy.shadow import Verdict, judge
 from router.policy.sharing import share
 from router.policy.store import PolicyStore
 from router.policy.versions import Document
@@ -32,6 +32,7 @@ log = structlog.get_logger(__name__)
 
 ENOUGH = 200  # judged answers, new since the last candidate, that make another one worth fitting
 BACKLOG = 500_000  # messages of the stream that are read again at a start
+TRIAL_SECONDS = 7 * 86400.0  # longest time on trial: as long as the stream remembers
 SHARE_SECONDS = 5.0  # until a version promoted elsewhere is in force here
 LEARN_SECONDS = 60.0  # what it takes grows with what is remembered
 RETRY_SECONDS = 15.0  # until the bus, or the lease, is asked for again
@@ -56,6 +57,9 @@ def step(store: PolicyStore, journal: Journal, now_ns: int) -> None:
     if store.trial is not None:
         version = store.trial.version
         verdict = judge(journal.logged(version, store.policy.version))
+        since = store.head.notes[version].since_ns if version in store.head.notes else 0
+        if verdict is None and now_ns - since > TRIAL_SECONDS * 1e9:
+            verdict = Verdict(False, f"too little came of it in {TRIAL_SECONDS / 86400:.0f} days", {})
         if verdict is not None and verdict.promote:
             store.promote(version, verdict.reason, verdict.metrics)
         elif verdict is not None:

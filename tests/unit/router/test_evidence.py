@@ -148,8 +148,14 @@ def test_each_subtask_is_judged_for_itself() -> None:
     assert journal.answers() == [("code", 20), ("code", 20)]
 
 
-def test_the_journal_is_bounded() -> None:
-    journal = Journal(capacity=10)
-    for index in range(25):
+def test_the_journal_is_bounded_and_forgets_last_what_it_learned_something_from() -> None:
+    journal = Journal(live=10, kept=20)
+    for index in range(100):
         journal.add(decision(f"r{index}"))
-    assert len(journal) == 10
+        if index % 2:
+            journal.add(outcome(attempt(Verdict.PASSED), request=f"r{index}"))
+    assert len(journal) == 30
+    assert len(journal.judged()) == len(journal.logged("t", "p")) == 25
+    journal.add(decision("r61"))
+    journal.add(outcome(attempt(Verdict.PASSED), request="r61"))  # long settled, and read again
+    assert len(journal) == 30 and len(journal.judged()) == 25
