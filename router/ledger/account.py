@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from contracts.base import INT64_MAX
 from contracts.routing import Attempt, Role, RouteOutcome, Status
 from router.chat import Usage
@@ -23,6 +25,7 @@ from router.settings import PoolSettings
 
 ANSWERING = {Role.ANSWER, Role.ESCALATION, Role.HEDGE}
 PROMPT_WEIGHT = 3  # prompt tokens for each sampled one, when prices of pools are compared
+LONGEST = 500  # characters of a model's name or an error's sentence
 
 
 @dataclass(frozen=True)
@@ -145,19 +148,26 @@ def outcome(
         run=facts.run,
         key=facts.key,
         session=facts.session,
-        requested=facts.requested,
+        requested=_plain(facts.requested),
         pool=bill.pool,
         kind=facts.kind,
         status=status,
         decisions=list(decisions),
-        attempts=list(attempts),
+        attempts=[
+            msgspec.structs.replace(each, model=_plain(each.model), error=_plain(each.error)) for each in attempts
+        ],
         cost=bill.cost,
         counterfactual=bill.counterfactual,
-        error=error,
+        error=_plain(error),
         seconds=seconds,
         overhead_seconds=overhead_seconds,
         at_ns=at_ns,
     )
+
+
+def _plain(text: str) -> str:
+    """What an upstream or an application says about itself, in a length and in characters that can be written down."""
+    return text[:LONGEST].encode("utf-8", "replace").decode()
 
 
 def _prompt(attempts: Sequence[Attempt]) -> int:

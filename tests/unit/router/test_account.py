@@ -211,3 +211,12 @@ def test_sums_stay_within_what_other_languages_can_hold() -> None:
 def test_without_pools_the_counterfactual_is_what_was_paid() -> None:
     bill = account([call("small")], {}, prompt_tokens=1000)
     assert bill.cost == bill.counterfactual == SMALL
+
+
+def test_a_bill_does_not_fail_over_what_an_upstream_says_about_itself() -> None:
+    odd = call("small", model="half a pair: \ud83d" + "x" * 10_000, error="\udc00")
+    made = outcome(
+        FACTS, [odd], POOLS, status=Status.OK, decisions=[], seconds=1.0, overhead_seconds=0.0, at_ns=1, error="\ud800"
+    )
+    assert codec.decode(codec.encode(made), RouteOutcome).cost == SMALL
+    assert made.attempts[0].model.startswith("half a pair: ?x") and len(made.attempts[0].model) < 1000
