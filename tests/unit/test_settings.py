@@ -8,7 +8,7 @@ import pytest
 
 from infra.errors import UserError
 from infra.runfile import to_toml
-from infra.settings import load
+from infra.settings import load, task_pools
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +32,14 @@ WRONG_FILES = {
     "not TOML": ("[learner\n", ["run.toml", "not TOML"]),
     "a value for a section": ("learner = 3\n", ["run.toml", "learner"]),
     "nested section": ("[learner.sampling]\ntop_p = 2.0\n", ["run.toml", "learner.sampling.top_p", "2.0"]),
+    "a bus pool that can be held to JSON": (
+        '[router.pools.ours]\nkind = "bus"\ncapabilities = ["json"]\n',
+        ["run.toml", "router.pools.ours", "neither json nor images"],
+    ),
+    "a bus pool of no generators": (
+        '[router.pools.ours]\nkind = "bus"\nmodel = "Small Model"\n',
+        ["run.toml", "router.pools.ours", "Small Model"],
+    ),
     "not a number of processes": ('[processes]\nlearner = "x"\n', ["run.toml", "processes.learner", "x"]),
 }
 
@@ -93,6 +101,15 @@ def test_environment_wins_over_the_file_key_by_key(monkeypatch: pytest.MonkeyPat
     assert (learner.steps, learner.model) == (7, "tiny")
 
 
+def test_pools_of_generators_are_those_that_somebody_names(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(
+        '[generator]\npool = "gpu"\n[router.pools.ours]\nkind = "bus"\nmodel = "small"\n'
+        '[router.pools.upstream]\nmodel = "gpt-4.1"\n'
+    )
+    assert task_pools(load(file)) == ["default", "gpu", "small"]
+
+
 def test_the_config_variable_names_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text("[learner]\nsteps = 3\n")
@@ -103,12 +120,15 @@ def test_the_config_variable_names_the_file(monkeypatch: pytest.MonkeyPatch, tmp
 def test_printed_settings_read_back(tmp_path: Path) -> None:
     file, printed = tmp_path / "run.toml", tmp_path / "printed.toml"
     file.write_text(
-        '[run]\nname = "x"\n[processes]\nlearner = 1\n[learner.sampling]\nstop = ["\\n", "\\"quoted\\"", "ü"]\n'
+        '[run]\nname = "x"\n[learner.sampling]\nstop = ["\\n", "\\"quoted\\"", "ü"]\n'
         "[learner.optimizer]\nlearning_rate = 1e-7\n"
+        '[router.pools."gpt-4.1"]\nwindow = 9\ncapabilities = ["tools"]\n[router.pools.ours]\nkind = "bus"\n'
+        '[processes]\n"generator.serve" = 2\n'
     )
     settings = load(file)
     printed.write_text(to_toml(settings))
     assert load(printed).model_dump() == settings.model_dump()
+    assert settings.processes == {"generator.serve": 2}
 
 
 @pytest.mark.parametrize("preset", ["smollm2", "tiny"])

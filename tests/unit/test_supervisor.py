@@ -47,3 +47,10 @@ def test_children_are_numbered_and_none_are_made_for_zero() -> None:
     found = children({"learner": 1, "generator": 2, "router": 0})
     assert [child.instance for child in found] == ["learner-1", "generator-1", "generator-2"]
     assert found[1].command[1:] == ("-m", "generator")
+
+
+def test_a_child_in_a_role_is_the_same_program_told_so_by_its_environment() -> None:
+    plain, serving = children({"generator": 1, "generator.serve": 1})
+    assert (plain.instance, serving.instance) == ("generator-1", "generator-serve-1")
+    assert serving.command == plain.command
+    assert not plain.environment and serving.environment == {"TAILRACE_GENERATOR__ROLE": "serve"}
