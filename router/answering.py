@@ -242,7 +242,7 @@ class Answering:
             raise
         except Exception as problem:
             status, error = Status.PARTIAL if record.begun else Status.ERROR, internal().message
-            log.exception("a request failed", request=record.id)
+            log.exception("a request met a fault of the router", request=record.id)
             raise internal() from problem
         finally:
             self._book(record, status, error)
@@ -251,6 +251,8 @@ class Answering:
         """Write down what a request cost and how it ended; nothing here waits."""
         request, now = record.request, time.monotonic()
         outcome = record.end(status, error, self.settings.pools)
+        if error and status != Status.CANCELLED:
+            log.warning("a request failed", request=record.id, key=record.caller.name, status=status, reason=error)
         try:
             self.books.record(outcome, record.decisions)
         except Exception:  # an answer that was paid for is given all the same

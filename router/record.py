@@ -113,7 +113,7 @@ class Record:
             requested=self.request.model,
             kind=self.kind,
             prompt_tokens=self.request.prompt_tokens,
-            allowed=self.caller.pools,
+            allowed=self.asked.pools,
         )
         self.outcome = outcome(
             facts,

@@ -44,7 +44,7 @@ def make_app(
     async def list_models(request: Request) -> Response:
         return _json(models.listing(pools, caller(request), started))
 
-    @app.get("/v1/models/{model}")
+    @app.get("/v1/models/{model:path}")
     async def one_model(request: Request, model: str) -> Response:
         who = caller(request)
         models.asked(model, pools, who, 0.0)

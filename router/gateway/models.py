@@ -13,6 +13,7 @@ from router.gateway.keys import Caller
 from router.settings import PoolSettings
 
 AUTO = "auto"
+_NAME = re.compile(r"[A-Za-z0-9._:/-]{1,100}")
 _THRESHOLD = re.compile(r"auto-(\d*\.?\d+)")
 
 
@@ -26,8 +27,12 @@ class Asked:
 
 
 def check(pools: Mapping[str, PoolSettings]) -> None:
-    """Raises `UserError` where a pool has a name that means something else."""
+    """Raises `UserError` where a pool has a name that cannot be asked for, or means something else."""
     for name in pools:
+        if not _NAME.fullmatch(name):
+            raise UserError(
+                f"router.pools.{name!r}: a pool's name has 1 to 100 letters, digits and . _ : / -; give another one"
+            )
         if name == AUTO or _THRESHOLD.fullmatch(name):
             raise UserError(f"router.pools.{name}: the name is taken, it asks the router to choose; give another one")
 

@@ -31,7 +31,7 @@ POOLS = {
 
 @pytest.fixture
 def router(tmp_path: Path) -> Iterator[Router]:
-    router = Router(tmp_path, POOLS, SERVICE__DRAIN_SECONDS=6)
+    router = Router(tmp_path, POOLS, SERVICE__DRAIN_SECONDS=4)
     try:
         yield router
     finally:
@@ -98,7 +98,7 @@ async def test_answers_go_on_without_the_server_and_are_published_when_it_is_bac
 
 async def test_running_requests_are_finished_before_it_stops(router: Router) -> None:
     for upstream in router.upstreams.values():
-        upstream.script = Answer(text=WORDS, pace=0.03)
+        upstream.script = Answer(text=WORDS, pace=0.015)
     begun = asyncio.Event()
     async with router.client() as client, asyncio.timeout(30):
         running = asyncio.create_task(one_stream(client, 0, begun))

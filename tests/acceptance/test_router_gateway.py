@@ -12,6 +12,8 @@ import aiohttp
 import openai
 import pytest
 
+from contracts import subjects
+from infra.bus import Bus
 from tests.acceptance.gateway import Router
 from tests.upstream import Answer
 
@@ -145,6 +147,29 @@ async def test_json_that_is_none_is_asked_for_again(router: Router, client: open
         assert raw.headers["x-tailrace-attempts"] == "2" and raw.headers["x-tailrace-model"] == "large"
     assert json.loads(text) == {"city": "Oslo"}
     assert router.upstreams["small"].count == before + 1
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_request_of_several_parts(router: Router, client: openai.AsyncOpenAI, streamed: bool) -> None:
+    def script(body: dict[str, Any], _: int) -> Answer:
+        asked = body["messages"][-1]["content"]
+        for word, text in (("French", "Bonjour."), ("haiku", "Leaves fall."), ("17*23", "17*23 = 391")):
+            if word in asked:
+                return Answer(text=text)
+        return Answer(status=400)
+
+    for upstream in router.upstreams.values():
+        upstream.script = script
+    asks = "1. Translate 'good morning' into French.\n2. Write a haiku about autumn leaves.\n3. Compute 17*23."
+    asked: Any = {"model": "auto", "messages": [{"role": "user", "content": asks}]}
+    if streamed:
+        text = await text_of(await client.chat.completions.create(stream=True, **asked))
+    else:
+        raw = await client.chat.completions.with_raw_response.create(**asked)
+        text = raw.parse().choices[0].message.content or ""
+        assert int(raw.headers["x-tailrace-attempts"]) == 3
+    assert [text.find(part) > -1 for part in ("Bonjour.", "Leaves fall.", "391")] == [True] * 3
+    assert text.index("Bonjour.") < text.index("Leaves fall.") < text.index("391")
 
 
 async def test_models_that_are_listed_can_be_asked_for(client: openai.AsyncOpenAI) -> None:
@@ -322,6 +347,16 @@ async def test_feedback_is_taken_for_ones_own_answers_only(router: Router, clien
             headers = {"authorization": f"Bearer {SECRETS[key]}"}
             async with session.post(f"{router.url}/v1/feedback", json=said, headers=headers) as response:
                 assert response.status == status
+    bus = await Bus.connect(router.server.settings, "onlooker")
+    try:
+        async with asyncio.timeout(10):
+            async for received in bus.read(subjects.FEEDBACK, consumer="test", run="front"):
+                feedback = received.message
+                break
+    finally:
+        await bus.close()
+    assert (feedback.request_id, feedback.score, feedback.passed) == (answer.id, 0.5, True)
+    assert feedback.key == "team"
 
 
 async def test_no_key_and_no_prompt_is_in_the_log(router: Router, client: openai.AsyncOpenAI) -> None:

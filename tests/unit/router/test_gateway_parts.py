@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -14,7 +15,7 @@ from router.gateway.errors import error_headers, error_object, of_pool
 from router.gateway.headers import dollars
 from router.gateway.keys import Caller
 from router.gateway.models import asked, check, listing
-from router.gateway.stream import chunks_of
+from router.gateway.stream import Events, chunks_of
 from router.pools.base import Fault, PoolError
 from router.service import make_pools
 from router.settings import PoolSettings, RouterSettings
@@ -68,11 +69,11 @@ def test_every_listed_model_can_be_asked_for(caller: Caller) -> None:
         asked(model["id"], POOLS, caller, 0.1)
 
 
-@pytest.mark.parametrize("name", ["auto", "auto-0.5"])
-def test_no_pool_is_named_like_a_choice(name: str) -> None:
-    with pytest.raises(UserError, match=name):
+@pytest.mark.parametrize("name", ["auto", "auto-0.5", "", "a b", "a\nb", "gro\u00df", "x" * 101])
+def test_names_that_pools_cannot_have(name: str) -> None:
+    with pytest.raises(UserError, match=r"router\.pools"):
         check({name: PoolSettings()})
-    check(POOLS)
+    check({**POOLS, "meta/llama-3.1:8b": PoolSettings()})
 
 
 @pytest.mark.parametrize(
@@ -193,3 +194,53 @@ def test_feedback_that_says_nothing(said: Any) -> None:
 def test_pools_that_cannot_be(pools: dict[str, PoolSettings], word: str) -> None:
     with pytest.raises(UserError, match=word):
         make_pools(RouterSettings(pools=pools), {}, bus=None, run="run")  # type: ignore[arg-type]
+
+
+class Sent:
+    """What a response consists of, as a server is given it."""
+
+    def __init__(self) -> None:
+        self.starts: list[dict[str, Any]] = []
+        self.body = b""
+        self.ended = False
+        self.arrived = asyncio.Event()
+
+    async def __call__(self, message: Any) -> None:
+        assert not self.ended
+        if message["type"] == "http.response.start":
+            assert not self.body
+            self.starts.append(message)
+        else:
+            assert self.starts
+            self.body += message["body"]
+            self.ended = not message["more_body"]
+            self.arrived.set()
+
+
+async def test_a_stream_begins_with_its_first_event() -> None:
+    sent, headers = Sent(), [(b"x", b"1")]
+    events = Events(sent, lambda: headers)
+    async with events:
+        await asyncio.sleep(0)
+        assert not events.started and not sent.starts
+        await events.data(b"{}")
+        await events.comment("x-tailrace-cost=0")
+        await events.data(b"[DONE]")
+    await events.end()
+    assert [(start["status"], start["headers"]) for start in sent.starts] == [(200, headers)]
+    assert sent.body == b"data: {}\n\n: x-tailrace-cost=0\n\ndata: [DONE]\n\n" and sent.ended
+
+
+async def test_while_there_is_nothing_to_say_comments_are_sent() -> None:
+    sent = Sent()
+    events = Events(sent, list, silence=0.02)
+    async with asyncio.timeout(10), events:
+        while sent.body.count(b": keep-alive\n\n") < 2:
+            sent.arrived.clear()
+            await sent.arrived.wait()
+        await events.data(b"{}")
+    before = sent.body
+    await asyncio.sleep(0.06)
+    assert sent.body == before  # none after it has been left
+    await events.end()
+    assert len(sent.starts) == 1 and b"data: {}\n\n" in sent.body
