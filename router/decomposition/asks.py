@@ -98,7 +98,7 @@ def listed(text: str) -> Asks | None:
 
 def questions(text: str) -> Asks | None:
     """Several questions that stand on their own, and nothing else but an announcement."""
-    if "```" in text:
+    if "```" in text or text.count("?") + text.count("？") < 2:
         return None
     found = [each for each in sentences(text) if words(each)]
     while found and not _asks_something(found[0]):
@@ -241,7 +241,7 @@ def _value(label: str) -> int:
 
 def _ordinals_as_list(text: str) -> str:
     """A text whose sentences begin with first, second, ... finally, written as a numbered list; others as they are."""
-    found = list(_ORDINAL.finditer(text))
+    found = list(_ORDINAL.finditer(text)) if "first" in text or "First" in text else []
     if not 3 <= len(found) <= 8 or "```" in text[found[0].start() :]:
         return text
     for index, each in enumerate(found):

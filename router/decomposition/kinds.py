@@ -6,8 +6,8 @@ Stack traces and sheer length say nothing about how hard a request is, so neithe
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from contracts.routing import Demand
 from router.chat import Message
@@ -47,18 +47,12 @@ class Reading:
     demand: Demand
     confirms: bool = False  # the last turn only agreed to what was proposed: this is about what it agreed to
     turn: int = -1  # index of the message that was read; -1 = none
+    known: bool = True  # some word said what it is about
 
 
 def sentences(text: str) -> list[str]:
     """Sentences and lines that hold a word."""
     return [each.strip() for each in _SENTENCE.split(text) if each and each.strip()]
-
-
-def weight(text: str) -> float:
-    """How much is asked for: signs of large systems, and how many parts one sentence names."""
-    counted = lexicon().words.counts(words(text)).get("weight", 0)
-    named = max((len(_ENUMERATION.findall(each)) for each in sentences(text)), default=0)
-    return counted + max(named - 1, 0) * 0.7
 
 
 def understand(text: str) -> Reading:
@@ -97,7 +91,7 @@ def understand(text: str) -> Reading:
     if produced and not scores:
         scores[Kind.WRITING] = 0.1
     kind = max(_ORDER, key=lambda each: scores.get(each, 0.0)) if scores else Kind.QUESTION
-    return Reading(text, kind, _demand(kind, prose))
+    return Reading(text, kind, _demand(kind, _size(counts, asked)), known=bool(scores))
 
 
 def _object(sentence: str, opening: frozenset[str]) -> str:
@@ -105,11 +99,17 @@ def _object(sentence: str, opening: frozenset[str]) -> str:
     return _TOPIC.split(sentence, maxsplit=1)[0] if "produce" in opening else sentence
 
 
-def _demand(kind: Kind, prose: str) -> Demand:
+def _size(counts: Mapping[str, int], asked: Sequence[str]) -> float:
+    """How much is asked for: signs of large systems, and how many parts one sentence names."""
+    named = max((len(_ENUMERATION.findall(sentence)) for sentence in asked), default=0)
+    return counts.get("weight", 0) + max(named - 1, 0) * 0.7
+
+
+def _demand(kind: Kind, size: float) -> Demand:
     if kind in _ALWAYS_DEEP:
         return Demand.DEEP
     large = 1.5 if kind in (Kind.CODE, Kind.TESTS) else 2.0
-    return Demand.DEEP if kind in _GROWS and weight(prose) >= large else Demand.MECHANICAL
+    return Demand.DEEP if kind in _GROWS and size >= large else Demand.MECHANICAL
 
 
 def plans(text: str) -> bool:
@@ -141,6 +141,9 @@ def read(messages: Sequence[Message]) -> Reading:
     said = spoken(messages[index].text)
     confirms = index != latest or known.agrees(said)
     reading = understand(said)
+    if not reading.known and (earlier := last_spoken(messages, index)) >= 0:
+        before = understand(spoken(messages[earlier].text))  # "same for the other one": more of that
+        reading = replace(reading, kind=before.kind, demand=before.demand)
     proposed |= confirms and any(plans(each.text) for each in messages[index + 1 : latest] if each.role == "assistant")
     demand = Demand.DEEP if proposed else reading.demand
     kind = Kind.PLANNING if proposed and reading.kind in (Kind.CHAT, Kind.QUESTION) else reading.kind

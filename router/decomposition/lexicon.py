@@ -24,55 +24,60 @@ class Table:
     def __init__(self, entries: Mapping[str, Iterable[str]]) -> None:
         self._words: dict[str, set[str]] = {}
         self._stems: dict[str, set[str]] = {}
-        self._phrases: dict[str, set[str]] = {}
+        self._phrases: dict[str, set[str]] = {}  # as they stand in words joined and padded by spaces
         for name, group in entries.items():
             for entry in group:
                 if _DENSE.search(entry):
                     self._phrases.setdefault(entry, set()).add(name)
-                elif entry.endswith("*") and " " not in entry:
-                    self._stems.setdefault(entry[:-1], set()).add(name)
                 elif " " in entry.strip():
                     text = f" {entry.strip()}"
                     self._phrases.setdefault(text[:-1] if text.endswith("*") else f"{text} ", set()).add(name)
+                elif entry.endswith("*"):
+                    self._stems.setdefault(entry[:-1], set()).add(name)
                 else:
                     self._words.setdefault(entry.strip(), set()).add(name)
         self._lengths = sorted({len(stem) for stem in self._stems}, reverse=True)
+        self._ascii = [phrase for phrase in self._phrases if phrase.isascii()]
+        self._by_start: dict[str, list[str]] = {}  # phrases by their first word, or first letter in dense scripts
+        for phrase in sorted(self._phrases, key=len, reverse=True):
+            self._by_start.setdefault(_start(phrase.split()[0]), []).append(phrase)
 
-    def _word(self, word: str) -> set[str]:
+    def _word(self, word: str) -> set[str] | None:
         found = self._words.get(word)
         if found:
             return found
         for length in self._lengths:
-            found = self._stems.get(word[:length]) if len(word) >= length else None
+            found = self._stems.get(word[:length])
             if found:
                 return found
-        return set()
+        return None
 
     def counts(self, found: list[str]) -> dict[str, int]:
         """How many different entries of each name occur in a text of these words."""
         counts: dict[str, int] = {}
         joined = f" {' '.join(found)} "
         hyphened = [part for word in found if "-" in word for part in word.split("-")]
-        for word in dict.fromkeys(found + hyphened):
-            for name in self._word(word):
+        matched = [self._word(word) or () for word in {*found, *hyphened}]
+        likely = self._ascii if joined.isascii() else self._phrases
+        matched += [self._phrases[phrase] for phrase in likely if phrase in joined]
+        for names in matched:
+            for name in names:
                 counts[name] = counts.get(name, 0) + 1
-        for phrase, names in self._phrases.items():
-            if phrase in joined:
-                for name in names:
-                    counts[name] = counts.get(name, 0) + 1
         return counts
 
     def first(self, found: list[str]) -> frozenset[str]:
-        """Names of the entries that a text of these words begins with, the longest entry deciding."""
+        """Names of the entry that a text of these words begins with, the longest entry deciding."""
         if not found:
             return frozenset()
-        joined = f" {' '.join(found[:8])} "
-        best, names = 0, frozenset(self._word(found[0]))
-        for phrase, group in self._phrases.items():
-            bare = phrase.lstrip()
-            if len(bare) > best and joined.startswith(bare, 1):
-                best, names = len(bare), frozenset(group)
-        return names
+        joined = f"{' '.join(found[:8])} "
+        for phrase in self._by_start.get(_start(found[0]), ()):
+            if joined.startswith(phrase.lstrip()):
+                return frozenset(self._phrases[phrase])
+        return frozenset(self._word(found[0]) or ())
+
+
+def _start(word: str) -> str:
+    return word[0] if _DENSE.match(word) else word
 
 
 class Lexicon:
@@ -96,7 +101,7 @@ class Lexicon:
 
     def opening(self, sentence: str) -> frozenset[str]:
         """Names of the openers that a sentence begins with, words of courtesy and order passed over; empty = none."""
-        bare = sentence[:200].lstrip(" \t\"'“”¿¡*_-–—•#")
+        bare = sentence[:120].lstrip(" \t\"'“”¿¡*_-–—•#")
         skipped = self._courtesy.match(bare)
         rest = bare[skipped.end() :] if skipped else bare
         return self.openers.first(words(rest)) or (self.openers.first(words(bare)) if skipped else frozenset())

@@ -139,6 +139,11 @@ def test_more_than_agreement_is_read_itself(text):
     assert not read([user(DESIGN), assistant(PLAN), user(text)]).confirms
 
 
+def test_a_turn_that_says_nothing_of_its_kind_is_more_of_the_turn_before():
+    reading = read([user(DESIGN), assistant("Done."), user("same for the refunds")])
+    assert (reading.kind, reading.demand, reading.text) == (Kind.DESIGN, DEEP, "same for the refunds")
+
+
 def test_agreement_to_nothing_is_small_talk():
     assert read([user("yes")]).demand is MECHANICAL
     assert read([]).kind is Kind.CHAT

@@ -19,8 +19,11 @@ from tests.unit.router.talks import call, request, result
 WORDS = st.sampled_from(
     [
         "Write", "a", "function", "Explain", "it", "Translate", "the result", "cat", "What is", "DNS", "?", ". ", ":",
-        ", then ", "\n", "\n\n", "1. ", "2. ", "3. ", "- ", "a) ", "```", "```python\n", "`a.py`\n", "> ", "combine all",
-        "Please do the following:", "<system-reminder>", "</system-reminder>", "<task>", "yes", "好的", "解释", "17 * 23",
+        ", then ", "\n", "\n\n",
+        "1. ", "2. ", "3. ", "- ", "a) ", "```", "```python\n", "`a.py`\n", "> ",
+        "combine all",
+        "Please do the following:", "<system-reminder>", "</system-reminder>", "<task>", "yes", "好的",
+        "解释", "17 * 23",
         "\ud800", "\x00",
     ]
 )  # fmt: skip
