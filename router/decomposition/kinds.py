@@ -58,40 +58,42 @@ def sentences(text: str) -> list[str]:
 def understand(text: str) -> Reading:
     """Kind and demand of one request, or of one part of it; `text` without injected blocks."""
     text = clipped(text)
-    known = lexicon()
     prose, blocks = parts(text)
-    if known.greets(prose):
+    if lexicon().greets(prose):
         return Reading(text, Kind.CHAT, Demand.MECHANICAL)
     asked = sentences(prose)
     asked = asked[:6] + asked[6:][-3:]
-    openings = [known.opening(sentence) for sentence in asked]
-    found = words(" \n ".join(_object(*each) for each in zip(asked, openings, strict=True)))
-    scores: dict[Kind, float] = {}
-
-    counts = known.words.counts(found)
-    for name, count in counts.items():
-        if name in _KINDS:
-            scores[_KINDS[name]] = min(count, 3) * 1.0
-    produced = False
-    for index, names in enumerate(openings):
-        produced |= "produce" in names
-        kinds = [kind for kind in _ORDER if kind.value in names]
-        if kinds and (kinds[0] is not Kind.QUESTION or Kind.QUESTION not in scores):
-            lead = 1.3 if kinds[0] is Kind.QUESTION else 2.5
-            scores[kinds[0]] = scores.get(kinds[0], 0.0) + (lead if not index else lead - 1.0)
-    if any(sentence.endswith(("?", "？")) for sentence in asked):
-        scores[Kind.QUESTION] = scores.get(Kind.QUESTION, 0.0) + 0.6
-    for kind in _OBJECTS if produced else ():
-        if kind in scores:
-            scores[kind] += 1.0
+    openings = [lexicon().opening(sentence) for sentence in asked]
+    counts = lexicon().words.counts(words(" \n ".join(map(_object, asked, openings))))
+    scores = _scores(asked, openings, counts)
     if _EXPRESSION.search(prose) and Kind.PROOF not in scores:
         scores[Kind.ARITHMETIC] = scores.get(Kind.ARITHMETIC, 0.0) + 2.0
     if blocks and not scores:
         scores[Kind.CODE] = 0.5
-    if produced and not scores:
-        scores[Kind.WRITING] = 0.1
     kind = max(_ORDER, key=lambda each: scores.get(each, 0.0)) if scores else Kind.QUESTION
     return Reading(text, kind, _demand(kind, _size(counts, asked)), known=bool(scores))
+
+
+def _scores(asked: Sequence[str], openings: Sequence[frozenset[str]], counts: Mapping[str, int]) -> dict[Kind, float]:
+    """What speaks for each kind: one point for a word, more for the first word of a sentence, most in the first one.
+
+    Question words open requests of any kind, so they count for less. The weights were tuned by hand on labelled prompts.
+    """
+    scores = {_KINDS[name]: float(min(count, 3)) for name, count in counts.items() if name in _KINDS}
+    for index, names in enumerate(openings):
+        kind = next((kind for name, kind in _KINDS.items() if name in names), None)
+        if kind and (kind is not Kind.QUESTION or kind not in scores):
+            lead = 1.3 if kind is Kind.QUESTION else 2.5
+            scores[kind] = scores.get(kind, 0.0) + (lead if not index else lead - 1.0)
+    if any(sentence.endswith(("?", "？")) for sentence in asked):
+        scores[Kind.QUESTION] = scores.get(Kind.QUESTION, 0.0) + 0.6
+    if any("produce" in names for names in openings):
+        for kind in _OBJECTS:
+            if kind in scores:
+                scores[kind] += 1.0
+        if not scores:
+            scores[Kind.WRITING] = 0.1
+    return scores
 
 
 def _object(sentence: str, opening: frozenset[str]) -> str:

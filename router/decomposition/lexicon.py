@@ -9,13 +9,13 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-_WORD = re.compile(r"[^\W_]+(?:(?:['’._+#-]|\+\+|#)[^\W_]+)*(?:\+\+|#)?")
+_WORD = re.compile(r"[^\W_]+(?:(?:['._+#-]|\+\+|#)[^\W_]+)*(?:\+\+|#)?")
 _DENSE = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af]")  # scripts without spaces, and Hangul
 
 
 def words(text: str) -> list[str]:
     """Lower-case words of a text, with inner apostrophes, hyphens and dots."""
-    return [word.replace("’", "'") for word in _WORD.findall(text.lower())]
+    return _WORD.findall(text.lower().replace("’", "'"))
 
 
 class Table:
@@ -101,7 +101,7 @@ class Lexicon:
 
     def opening(self, sentence: str) -> frozenset[str]:
         """Names of the openers that a sentence begins with, words of courtesy and order passed over; empty = none."""
-        bare = sentence[:120].lstrip(" \t\"'“”¿¡*_-–—•#")
+        bare = sentence[:80].lstrip(" \t\"'“”¿¡*_-–—•#")
         skipped = self._courtesy.match(bare)
         rest = bare[skipped.end() :] if skipped else bare
         return self.openers.first(words(rest)) or (self.openers.first(words(bare)) if skipped else frozenset())
