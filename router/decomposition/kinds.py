@@ -77,7 +77,7 @@ def understand(text: str) -> Reading:
 def _scores(asked: Sequence[str], openings: Sequence[frozenset[str]], counts: Mapping[str, int]) -> dict[Kind, float]:
     """What speaks for each kind: one point for a word, more for the first word of a sentence, most in the first one.
 
-    Question words open requests of any kind, so they count for less. The weights were tuned by hand on labelled prompts.
+    Question words open requests of any kind, so they count for less. Tuned by hand on labelled prompts.
     """
     scores = {_KINDS[name]: float(min(count, 3)) for name, count in counts.items() if name in _KINDS}
     for index, names in enumerate(openings):
