@@ -30,7 +30,7 @@ class Role(StrEnum):
 
     ANSWER = "answer"  # the request, or a subtask of it
     PLAN = "plan"  # to take the request apart
-    ESCALATION = "escalation"  # again on a stronger pool, because a verifier refused the answer before
+    ESCALATION = "escalation"  # again on a stronger pool, because the answer before was refused or deferred
     JOIN = "join"  # to make one answer of those of the subtasks
     HEDGE = "hedge"  # beside a slow attempt; the first to answer wins
 
@@ -41,6 +41,7 @@ class Verdict(StrEnum):
     PASSED = "passed"
     FAILED = "failed"
     UNDECIDED = "undecided"  # it timed out, broke, or found nothing to check: says nothing about the answer
+    DEFERRED = "deferred"  # the answer shows that the turn is for a stronger pool: not wrong, and not given
     NONE = "none"  # no verifier was asked
 
 

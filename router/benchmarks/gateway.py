@@ -229,7 +229,17 @@ def _litellm(folder: Path, upstream: str, command: Path) -> Iterator[tuple[str, 
     config.write_text(json.dumps({"model_list": [{"model_name": "bench", "litellm_params": model}]}))
     environment = {**os.environ, "LITELLM_LOG": "ERROR", "LITELLM_MODE": "PRODUCTION", "HOME": str(folder)}
     environment["LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY"] = "true"  # ours is asked without a key, too
-    start = [command, "--config", config, "--host", "127.0.0.1", "--port", str(port), "--num_workers", "1"]
+    start: list[str | Path] = [
+        command,
+        "--config",
+        config,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--num_workers",
+        "1",
+    ]
     with _process([*start, "--telemetry", "False"], folder / "litellm.log", environment, folder) as process:
         url = f"http://127.0.0.1:{port}"
         _wait(f"{url}/health/readiness", process, folder / "litellm.log")
