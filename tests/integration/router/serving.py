@@ -26,9 +26,9 @@ from router.pools.bus import BusPool
 from router.settings import PoolSettings
 
 
-async def publish(bus: Bus, run: str, version: int, *, seed: int = 0) -> PolicyVersion:
-    """A tiny model with weights of its own for each seed, as that version."""
-    folder = models.resolve("tiny", seed=seed)
+async def publish(bus: Bus, run: str, version: int, *, seed: int = 0, folder: Path | None = None) -> PolicyVersion:
+    """A tiny model with weights of its own for each seed, or the one in `folder`, as that version."""
+    folder = folder or models.resolve("tiny", seed=seed)
     store = PolicyStore(bus, run)
     model = models.load_model(folder, dtype=torch.bfloat16, device=torch.device("cpu"))
     data, tensors = weights.pack(model.state_dict())
