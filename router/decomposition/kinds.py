@@ -149,4 +149,4 @@ def read(messages: Sequence[Message]) -> Reading:
     proposed |= confirms and any(plans(each.text) for each in messages[index + 1 : latest] if each.role == "assistant")
     demand = Demand.DEEP if proposed else reading.demand
     kind = Kind.PLANNING if proposed and reading.kind in (Kind.CHAT, Kind.QUESTION) else reading.kind
-    return Reading(reading.text, kind, demand, confirms, index)
+    return replace(reading, kind=kind, demand=demand, confirms=confirms, turn=index)

@@ -17,8 +17,11 @@ from router.decomposition.text import last_spoken, spoken
 from router.decomposition.trajectory import Trajectory, follow
 from router.settings import PlanSettings
 
-# Work that an agent's first turn plans for; others it answers straight away.
-_WORK = frozenset({Kind.CODE, Kind.EDIT, Kind.TESTS, Kind.DEBUGGING, Kind.DESIGN, Kind.SYNTAX, Kind.PLANNING})
+# What an agent answers straight away rather than planning work for it, and work that takes no thought to plan.
+_SMALL = frozenset(
+    {Kind.CHAT, Kind.QUESTION, Kind.EXPLANATION, Kind.SUMMARY, Kind.TRANSLATION, Kind.ARITHMETIC, Kind.EXTRACTION}
+)
+_STRAIGHT = frozenset({Kind.TESTS, Kind.SYNTAX})
 _LEAST = 512  # tokens of each part's answer: with less to go round, a request stays whole
 
 # Request fields under which an answer made of several would mean something else, unless they bear this value.
@@ -77,18 +80,16 @@ def _whole(request: ChatRequest, reading: Reading, trajectory: Trajectory) -> Pl
 def _agents(reading: Reading, trajectory: Trajectory) -> tuple[Kind, Demand]:
     """Kind and demand of an agent's next turn.
 
-    Looking around, running tests and carrying out a step are mechanical, whatever the task is. Planning the task needs
-    what the task needs; getting out of trouble needs thought once a failure has not gone away at the second attempt.
+    Looking around, running tests and carrying out a step are mechanical, whatever the task is. Planning work needs
+    thought, and so does getting out of a failed verification, or of any failure that has not gone away at once.
     """
     kind = trajectory.kind or reading.kind
     if kind is Kind.PLANNING:
-        if reading.kind in _WORK or reading.demand is Demand.DEEP:
-            simple = reading.kind in (Kind.EDIT, Kind.SYNTAX, Kind.TESTS) and reading.demand is Demand.MECHANICAL
-            return Kind.PLANNING, Demand.MECHANICAL if simple else Demand.DEEP
-        return reading.kind, reading.demand
+        if reading.known and reading.kind in _SMALL:
+            return reading.kind, reading.demand
+        return kind, Demand.MECHANICAL if reading.known and reading.kind in _STRAIGHT else Demand.DEEP
     if kind is Kind.RECOVERING:
-        lasting = trajectory.severity > 0.5 or trajectory.spinning > 0.5
-        return kind, Demand.DEEP if lasting or trajectory.latched else Demand.MECHANICAL
+        return kind, Demand.DEEP if trajectory.hard else Demand.MECHANICAL
     if kind is Kind.PRODUCING:
         deep = reading.demand is Demand.DEEP and reading.kind in (Kind.DESIGN, Kind.PROOF, Kind.CODE)
         return kind, Demand.DEEP if deep else Demand.MECHANICAL

@@ -58,6 +58,7 @@ class Trajectory:
     severity: float = 0.0  # 0..1: open failures, of LATCH
     spinning: float = 0.0  # 0..1: identical calls with nothing written between them, of REPEATS
     latched: bool = False  # stays on strong pools until a verification passes
+    hard: bool = False  # what failed last was a verification, or it has failed before
     figures: dict[str, float] = field(default_factory=dict)  # for the routing policy; empty = no agent
 
     @property
@@ -118,8 +119,11 @@ def follow(messages: Sequence[Message], tools: bool) -> Trajectory:
         "spinning": spinning,
         "latched": float(latched),
     }
-    kind = Kind.PLANNING if ended_by_user else _kind(last, spinning)
-    return Trajectory(kind, severity, spinning, latched, figures)
+    # Keeping a list of what is to be done is no step of its own: what comes next follows from the step before.
+    step = next((turn for turn in reversed(turns) if turn.failed or set(turn.deeds) != {Deed.PLANNING}), None)
+    kind = Kind.PLANNING if ended_by_user else _kind(step, spinning) if step else Kind.EXPLORING
+    hard = Deed.VERIFYING in last.failed or severity > 0.5 or spinning > 0.5 or latched
+    return Trajectory(kind, severity, spinning, latched, hard, figures)
 
 
 def _kind(last: _Turn, spinning: float) -> Kind:
@@ -130,8 +134,6 @@ def _kind(last: _Turn, spinning: float) -> Kind:
         return Kind.VERIFYING
     if Deed.PRODUCING in last.deeds:
         return Kind.PRODUCING
-    if last.deeds and all(deed is Deed.PLANNING for deed in last.deeds):
-        return Kind.PLANNING
     return Kind.EXPLORING
 
 

@@ -18,6 +18,8 @@ GOOD = result("4 passed in 0.2s")
 READ = [call("Read", file_path="dates.py"), result("def parse(text): ...")]
 EDIT = [call("Edit", file_path="dates.py", old_string="a", new_string="b"), result("The file has been updated.")]
 FAILED_TEST = [TEST, BAD]
+TODO = [call("TodoWrite", todos=[]), result("ok")]
+MISSED = [call("Read", file_path="nowhere.py"), result("File does not exist", is_error=True)]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +98,9 @@ def test_commands_are_known_by_their_first_words(command, deed):
         ([ASK, *READ, *EDIT, *FAILED_TEST], Kind.RECOVERING),
         ([ASK, call("Read", file_path="x"), result("no such file", is_error=True)], Kind.RECOVERING),
         ([ASK, *READ, user("Wait, use another approach: rewrite the lexer")], Kind.PLANNING),
-        ([ASK, call("TodoWrite", todos=[]), result("ok")], Kind.PLANNING),
+        ([ASK, *TODO], Kind.EXPLORING),
+        ([ASK, *READ, *EDIT, *TODO], Kind.PRODUCING),
+        ([ASK, *FAILED_TEST, *TODO], Kind.RECOVERING),
     ],
 )
 def test_the_kind_of_the_next_turn(messages, kind):
@@ -144,10 +148,9 @@ def test_a_session_that_keeps_failing_stays_on_strong_pools_until_a_verification
 
 
 def test_failures_that_were_made_good_do_not_add_up():
-    missed = [call("Read", file_path="nowhere"), result("not found", is_error=True)]
     talk = [ASK]
     for _ in range(5):
-        talk += [*missed, *READ]
+        talk += [*MISSED, *READ]
     assert follow(talk, tools=True).severity == 0
 
 
@@ -190,8 +193,13 @@ def test_a_plain_chat_has_no_trajectory():
         (["hello"], Kind.CHAT, Demand.MECHANICAL, ""),
         ([ASK, *READ], Kind.EXPLORING, Demand.MECHANICAL, ""),
         ([ASK, *READ, *EDIT, TEST, GOOD], Kind.VERIFYING, Demand.MECHANICAL, ""),
-        ([ASK, *READ, *EDIT, *FAILED_TEST], Kind.RECOVERING, Demand.MECHANICAL, ""),
-        ([ASK, *[*EDIT, *FAILED_TEST] * 2], Kind.RECOVERING, Demand.DEEP, ""),
+        (["Our export job eats all memory on large tenants. Make it stream."], Kind.PLANNING, Demand.DEEP, ""),
+        (["The blue widget wobbles."], Kind.PLANNING, Demand.DEEP, ""),
+        (["Write unit tests for dates.py"], Kind.PLANNING, Demand.MECHANICAL, ""),
+        (["What does dates.py do?"], Kind.QUESTION, Demand.MECHANICAL, ""),
+        ([ASK, *MISSED], Kind.RECOVERING, Demand.MECHANICAL, ""),
+        ([ASK, *MISSED, *MISSED], Kind.RECOVERING, Demand.DEEP, ""),
+        ([ASK, *READ, *EDIT, *FAILED_TEST], Kind.RECOVERING, Demand.DEEP, ""),
         ([ASK, *[*EDIT, *FAILED_TEST] * 3], Kind.RECOVERING, Demand.DEEP, "strong"),
         ([ASK, *[*EDIT, *FAILED_TEST] * 3, *READ], Kind.EXPLORING, Demand.MECHANICAL, "strong"),
     ],
