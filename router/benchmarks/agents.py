@@ -250,7 +250,7 @@ def report(tallies: Mapping[str, Tally]) -> Report:
         [
             f"{routed['compact_share']:.0%} of turns went to the compact pool (reference: up to 60 %) "
             f"at {routed['cost_ratio']:.0%} of the cost of all strong.",
-            "The models are tables of probabilities and the sessions are made up: the differences count, not the levels.",
+            "The models are tables of probabilities and the sessions are made up: differences count, levels do not.",
             "truth: routed by what each turn needs, which no router knows; random: at the router's own share.",
         ],
         Chart(

@@ -174,3 +174,30 @@ async def test_subtasks_side_by_side_keep_their_verdicts_apart(verifiers: Verifi
             ("s2", "b"): Verdict.PASSED,
             ("s3", "a"): Verdict.PASSED,
         }
+
+
+EDIT = {"name": "edit_file", "arguments": '{"path": "a.py", "old": "x", "new": "y"}'}
+READ = {"name": "read_file", "arguments": '{"path": "a.py"}'}
+OFFERED = Check("tool_call", {"tools": {"edit_file": {"type": "object"}, "read_file": {"type": "object"}}})
+
+
+@pytest.mark.parametrize(
+    ("call", "demand", "expected"),
+    [
+        (READ, Demand.MECHANICAL, [("a", Role.ANSWER, Verdict.PASSED)]),
+        (EDIT, Demand.MECHANICAL, [("a", Role.ANSWER, Verdict.DEFERRED), ("b", Role.ESCALATION, Verdict.PASSED)]),
+        (EDIT, Demand.DEEP, [("a", Role.ANSWER, Verdict.PASSED)]),
+    ],
+    ids=["it looks", "it writes", "it was known to write"],
+)
+async def test_a_mechanical_turn_that_goes_on_to_write_is_left_to_the_strong_pool(
+    verifiers: Verifiers, call: dict[str, str], demand: Demand, expected: list[tuple[str, str, str]]
+) -> None:
+    turn = Answer("", tool_calls=[call])
+    async with two_tiers(turn, turn) as pools:
+        subtask = Subtask("s1", Kind.EXPLORING, demand, "", check=OFFERED)
+        await solve(subtask, BODY, choosing(("a",)), pools.relay, verifiers, pools.attempts)
+        assert story(pools) == expected
+        if len(expected) == 2:
+            told = pools.upstreams["b"].calls[0].body["messages"]
+            assert told == BODY["messages"], "nothing was wrong, so nothing is said about it"
