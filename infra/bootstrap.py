@@ -175,7 +175,7 @@ async def ensure_consumer(bus: Bus, durable: Durable, *, create: bool, **tokens:
     except NotFoundError:
         if not create:
             raise UserError(
-                f"consumer {name} of stream {stream} does not exist on the NATS server; start the learner first, "
+                f"consumer {name} of stream {stream} does not exist on the NATS server; run tailrace bootstrap, "
                 "or set nats.manage_streams = true"
             ) from None
         try:

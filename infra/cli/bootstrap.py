@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from contracts.subjects import ROUTE_WORKERS
 from infra.cli.interrupts import run_to_end
 from infra.settings import Settings, load, task_pools
 
@@ -33,6 +34,7 @@ async def _create(settings: Settings) -> None:
     bus = await Bus.connect(settings.nats, "bootstrap")
     try:
         await streams.bootstrap(bus, settings.run.name, pools, create=True)
+        await streams.ensure_consumer(bus, ROUTE_WORKERS, create=True, run=settings.run.name)
     finally:
         await bus.close()
     typer.echo(f"streams and consumers of run {settings.run.name} are ready on {settings.nats.url}")
