@@ -26,6 +26,7 @@ from router.gateway.stream import Events
 from router.ledger.account import answers
 from router.record import Record
 
+LONG_BODY = 1024 * 1024  # bytes
 CUT_SECONDS = 2.0  # for telling those whose answers are cut off
 # told to those who come while the router stops, to be answered by another one, or in its next life
 RETRY_SECONDS = 2.0
@@ -70,7 +71,10 @@ class Completions:
         given = Headers(scope=scope)
         caller = self._keys.caller(given.get(h.AUTHORIZATION))
         raw = await read_body(receive, given.get("content-length"), MAX_BYTES)
-        record = self._answering.begin(parse(raw, given.get(h.SESSION, "")), caller, given)
+        session = given.get(h.SESSION, "")
+        # A long body is read beside the event loop, so that others' answers do not wait for it.
+        request = await asyncio.to_thread(parse, raw, session) if len(raw) > LONG_BODY else parse(raw, session)
+        record = self._answering.begin(request, caller, given)
         if record.request.stream:
             await self._stream(record, receive, send)
         else:

@@ -26,8 +26,9 @@ BYTES_PER_TOKEN = 3.5
 TOKENS_PER_MESSAGE = 4  # role and separators
 TOKENS_PER_IMAGE = 765  # a picture of 1024 x 1024 in high detail, as OpenAI counts it
 
-_ESCAPE = re.compile(
-    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
+# An escape of a pair of surrogates, or of half a pair (group 2), behind escaped backslashes (group 1).
+_SURROGATE = re.compile(
+    rb"(?<!\\)((?:\\\\)*)\\u(?:[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|([dD][89a-fA-F][0-9a-fA-F]{2}))"
 )
 _decode = msgspec.json.Decoder().decode
 
@@ -85,7 +86,7 @@ def _json(raw: bytes) -> Any:
     try:
         return _decode(raw)
     except msgspec.DecodeError:
-        repaired = _ESCAPE.sub(lambda match: rb"\ufffd" if match[1] else match[0], raw)
+        repaired = _SURROGATE.sub(lambda match: match[1] + rb"\ufffd" if match[2] else match[0], raw)
         if repaired == raw:
             raise
         return _decode(repaired)

@@ -184,6 +184,8 @@ def test_turns(turn: dict[str, Any], text: str, images: int, calls: tuple[str, .
         (rb"\ud83d\ude00 whole \uD83D", "\U0001f600 whole \ufffd"),
         (rb"\ud83d\ud83d\ude00", "\ufffd\U0001f600"),
         (rb"\\ud83d is text, \ud83d is not", "\\ud83d is text, \ufffd is not"),
+        (rb"\\\ud83d", "\\\ufffd"),
+        (rb"\\\\ud83d\udc00 \n", "\\\\ud83d\ufffd \n"),
     ],
 )
 def test_half_a_surrogate_pair_does_not_lose_the_request(sent: bytes, read: str) -> None:
