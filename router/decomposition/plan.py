@@ -42,6 +42,11 @@ class Check:
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def judges(self) -> bool:
+        """Whether it tells right answers from wrong ones; others see the form alone, which most wrong answers have."""
+        return self.name in ("tests", "arithmetic")
+
 
 @dataclass(frozen=True)
 class Subtask:
