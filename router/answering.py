@@ -17,7 +17,7 @@ from typing import Any
 
 import structlog
 
-from contracts.routing import Demand, Role, Status, Verdict
+from contracts.routing import Demand, Role, Status, Verdict, Verdict
 from router import instruments
 from router.cascade.cascade import STRONG, solve
 from router.cascade.verifiers import Verifiers
@@ -165,7 +165,7 @@ class Answering:
             if record.asked.named:
                 decision = replace(decision, reason="named")
             elif minimum:
-                decision = replace(decision, reason="verifier")
+                decision = replace(decision, reason="deferred" if record.deferred(subtask.name) else "verifier")
             record.decided(question, decision, subtask)
             record.reservations.append(self.books.reserve(record.caller.name, decision.scores[decision.pool].cost))
             return decision

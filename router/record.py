@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from opentelemetry.trace import INVALID_SPAN, Span
 
-from contracts.routing import Attempt, RouteDecision, RouteOutcome, Status
+from contracts.routing import Attempt, RouteDecision, RouteOutcome, Status, Verdict
 from router.chat import ChatRequest
 from router.decomposition.plan import Subtask
 from router.gateway.keys import Caller
@@ -63,6 +63,11 @@ class Record:
         """Seconds spent here so far: before the first call of a pool and after the last."""
         now = time.perf_counter()
         return (self.called or now) - self.started + (now - self.returned if self.returned else 0.0)
+
+    def deferred(self, subtask: str) -> bool:
+        """Whether the last answer to a subtask was left to the strong tier, with nothing wrong about it."""
+        verdicts = [attempt.verdict for attempt in self.attempts if attempt.subtask == subtask]
+        return bool(verdicts) and verdicts[-1] == Verdict.DEFERRED
 
     @contextmanager
     def calling(self) -> Iterator[None]:
