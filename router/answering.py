@@ -17,7 +17,7 @@ from typing import Any
 
 import structlog
 
-from contracts.routing import Demand, Role, Status, Verdict, Verdict
+from contracts.routing import Demand, Role, Status, Verdict
 from router import instruments
 from router.cascade.cascade import STRONG, solve
 from router.cascade.verifiers import Verifiers
