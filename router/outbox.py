@@ -78,7 +78,7 @@ class Outbox:
         self._closing.set()
         self._given.set()
         self._spooled.set()
-        await self._ended.wait()
+        await _wait(self._ended, 2 * CLOSE_SECONDS)
 
     # --- memory to disk -----------------------------------------------------------------------------------------------
 
