@@ -62,6 +62,7 @@ class Call:
 
     body: dict[str, Any]
     headers: dict[str, str]
+    connection: int = 0  # port of the client's side
     sent: int = 0  # chunks
     gone: bool = False  # the client closed its side before the answer was whole
     done: bool = False  # the handler has ended
@@ -134,7 +135,8 @@ class Upstream:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         body = json.loads(await request.read())  # as lenient as it gets: lone surrogates too
-        call = Call(body, dict(request.headers))
+        peer = request.transport.get_extra_info("peername") if request.transport is not None else None
+        call = Call(body, dict(request.headers), peer[1] if peer else 0)
         self.calls.append(call)
         answer = self._next(body)
         self.active += 1

@@ -7,8 +7,11 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from opentelemetry.trace import INVALID_SPAN, Span
+
 from contracts.base import PolicyRef
 from contracts.routing import Attempt, Role, Status, Verdict
+from router import instruments
 from router.chat import Chunk, Reply, Usage
 from router.ledger.prices import cost
 from router.pools.base import Fault, Pool, PoolError
@@ -61,6 +64,7 @@ class Call:
         self._asked = asked
         self._clock = clock
         self._running = False
+        self._span: Span = INVALID_SPAN
         self._sent = 0.0
         self._first: float | None = None
         self._reply: Reply | None = None
@@ -76,7 +80,8 @@ class Call:
         """Get the whole answer; `settle` gives it. Raises `PoolError`, `Skipped`."""
         await self._open()
         try:
-            reply = await self.seat.pool.complete(self._asked.body)
+            with instruments.within(self._span):
+                reply = await self.seat.pool.complete(self._asked.body)
         except BaseException as error:
             self._failed(error)
             raise
@@ -95,15 +100,10 @@ class Call:
         await self._open()
         self._chunks = self.seat.pool.stream(self._asked.body)
         try:
-            async for chunk in self._chunks:
-                self._held.append(self._noted(chunk))
-                if self._size or chunk.finish or chunk.usage is not None or len(self._held) >= HELD:
-                    break
-            else:
-                raise PoolError(Fault.BROKEN, f"{self.seat.name}: an empty stream")
+            with instruments.within(self._span):
+                await self._wait_for_token(self._chunks)
         except BaseException as error:
             self._failed(error)
-            await self._chunks.aclose()
             raise
         self._first = self._clock()
         self.seat.breaker.spoke()
@@ -141,6 +141,14 @@ class Call:
             seat.slots.give()
             raise Skipped
         self._running, self._sent = True, self._clock()
+        self._span = instruments.call(seat.name, self.role, self._asked.subtask)
+
+    async def _wait_for_token(self, chunks: AsyncGenerator[Chunk, None]) -> None:
+        async for chunk in chunks:
+            self._held.append(self._noted(chunk))
+            if self._size or chunk.finish or chunk.usage is not None or len(self._held) >= HELD:
+                return
+        raise PoolError(Fault.BROKEN, f"{self.seat.name}: an empty stream")
 
     def _noted(self, chunk: Chunk) -> Chunk:
         choices = chunk.body.get("choices")
@@ -194,6 +202,7 @@ class Call:
             rollout=self._rollout,
         )
         self._asked.attempts.append(attempt)
+        instruments.called(self._span, attempt)
 
     def _report(self, status: Status, error: BaseException | None) -> None:
         breaker = self.seat.breaker

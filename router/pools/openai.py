@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import aiohttp
 
+from infra import telemetry
 from infra.errors import UserError
 from router.chat import Chunk, Reply, Usage
 from router.pools import sse
@@ -115,9 +116,13 @@ class OpenAIPool:
         What goes wrong with sending and, inside the context, with reading becomes a `PoolError` with the usage so far.
         """
         response: aiohttp.ClientResponse | None = None
+        headers: dict[str, str] = {}
+        telemetry.inject(headers)
         try:
             async with asyncio.timeout_at(until):
-                response = await self._connected().post(self._address, data=encode(body), allow_redirects=False)
+                response = await self._connected().post(
+                    self._address, data=encode(body), headers=headers, allow_redirects=False
+                )
             if not 200 <= response.status < 300:
                 raise await self._refused(response)
             yield response

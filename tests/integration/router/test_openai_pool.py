@@ -148,7 +148,7 @@ async def test_what_goes_wrong_after_sending_has_a_fault_and_a_price(name):
     streaming, script, fault, completion = BROKEN[name]
     if script.raw and script.raw.startswith(b"{"):
         script = Answer(**{**vars(script), "headers": {"content-type": "application/json"}})
-    times = {"first_token_seconds": 0.3, "next_token_seconds": 0.2, "total_seconds": 0.5}
+    times = {"first_token_seconds": 0.5, "next_token_seconds": 0.4, "total_seconds": 0.8}
     async with one_pool(script, **times) as (pool, upstream):
         with pytest.raises(PoolError) as caught:
             await asked(pool, streaming)
@@ -195,6 +195,15 @@ async def test_who_stops_listening_stops_the_upstream():
         await until(lambda: upstream.calls[0].gone and not upstream.connections)
 
 
+async def test_comments_keep_nobody_waiting():
+    """A server that says it is at work, and no more, gives its turn to another in time."""
+    script = Answer(raw=b": at work\n\n" * 200, split=10, pace=0.02)
+    async with one_pool(script, first_token_seconds=0.2) as (pool, upstream):
+        with pytest.raises(PoolError) as caught:
+            await streamed(pool)
+        assert caught.value.fault is Fault.TIMEOUT and upstream.calls[0].sent < 100
+
+
 @pytest.mark.parametrize("streaming", [False, True])
 async def test_cancellation_stops_the_upstream(streaming):
     async with one_pool(Answer(delay=60)) as (pool, upstream):
@@ -206,12 +215,13 @@ async def test_cancellation_stops_the_upstream(streaming):
         await until(lambda: upstream.calls[0].gone and not upstream.connections)
 
 
-async def test_connections_are_used_again():
-    async with one_pool(Answer()) as (pool, upstream):
+@pytest.mark.parametrize("split", [0, 60])
+async def test_connections_are_used_again(split):
+    async with one_pool(Answer(split=split)) as (pool, upstream):
         for _ in range(5):
             await streamed(pool)
             await pool.complete(BODY)
-        assert upstream.connections == 1
+        assert len({call.connection for call in upstream.calls}) == 1
 
 
 @pytest.mark.parametrize("streaming", [False, True])
