@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from contracts.base import PolicyRef
-from contracts.messages import Tokens, TokensError
+from contracts.messages import Task, Tokens, TokensError
 from router.chat import Chunk, Reply, Usage
 from router.pools.asking import refused
 from router.pools.base import Fault, PoolError
 from router.pools.counting import told
+from router.pools.toolcalls import ToolText
 
 
 @dataclass
@@ -18,9 +19,24 @@ class Choice:
     """One completion so far."""
 
     tokens: int = 0
-    text: list[str] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)  # that may be shown
+    tools: ToolText | None = None  # holds back calls of tools, where tools are on offer
+    calls: list[dict[str, Any]] = field(default_factory=list)
     logprobs: list[dict[str, Any]] = field(default_factory=list)
-    finish: str = ""
+    finish: str = ""  # as OpenAI says it
+
+    def add(self, message: Tokens, name: str) -> str:
+        """Take the next stretch; the text that it lets be shown. `name` begins the ids of calls."""
+        self.tokens += len(message.tokens)
+        self.finish = message.finish
+        text = message.text
+        if self.tools is not None:
+            text = self.tools.push(text)
+            if message.finish:
+                rest, self.calls = self.tools.end(name)
+                text, self.finish = text + rest, "tool_calls" if self.calls else message.finish
+        self.text.append(text)
+        return text
 
 
 class Assembly:
@@ -29,13 +45,14 @@ class Assembly:
     Once something has been `shown`, another attempt at the task cannot take its place: it would answer twice.
     """
 
-    def __init__(self, name: str, task: str, choices: int, *, logprobs: bool, created: int, keeps: bool) -> None:
+    def __init__(self, name: str, task: Task, *, logprobs: bool, keeps: bool) -> None:
         """`name` is the pool's, for error sentences, and `keeps` says that nothing is shown before the end."""
         self._name = name
+        self._task = task
         self._logprobs = logprobs
         self._keeps = keeps
-        self._frame = {"id": task, "created": created, "model": name}
-        self._choices = [Choice() for _ in range(choices)]
+        self._frame: dict[str, Any] = {"id": task.id, "created": task.issued_ns // 1_000_000_000, "model": name}
+        self._choices: list[Choice] = []
         self._attempt = 0
         self._shown = False
         self._prompt_tokens = 0
@@ -45,7 +62,7 @@ class Assembly:
     @property
     def complete(self) -> bool:
         """Whether all has come."""
-        return all(choice.finish for choice in self._choices)
+        return bool(self._choices) and all(choice.finish for choice in self._choices)
 
     @property
     def began(self) -> bool:
@@ -82,13 +99,12 @@ class Assembly:
         if self._shown:
             raise self.broken("the generator was lost in mid-answer")
         self._attempt = attempt
-        self._choices = [Choice() for _ in self._choices]
+        tools = bool(self._task.tools)
+        self._choices = [Choice(tools=ToolText() if tools else None) for _ in range(self._task.group_size)]
 
     def _add(self, choice: Choice, message: Tokens) -> list[Chunk]:
         first = not choice.tokens
-        choice.tokens += len(message.tokens)
-        choice.text.append(message.text)
-        choice.finish = message.finish
+        text = choice.add(message, f"call-{self._task.id}-{message.index}")
         self._prompt_tokens = message.prompt_tokens or self._prompt_tokens
         self._policy = message.policy or self._policy
         if message.rollout and not message.index:
@@ -103,22 +119,26 @@ class Assembly:
                 "model": f"{self._name}@{version}",
                 "system_fingerprint": f"{version}.{self._policy.digest[:12]}",
             }
-        if self._keeps or not (message.text or entries or message.finish or first):
+        if self._keeps or not (text or entries or choice.finish or first):
             return []
         self._shown = True
-        delta = ({"role": "assistant"} if first else {}) | ({"content": message.text} if message.text or first else {})
+        delta: dict[str, Any] = {"role": "assistant"} if first else {}
+        if text or first:
+            delta["content"] = text
+        if choice.calls:
+            delta["tool_calls"] = [{"index": number, **call} for number, call in enumerate(choice.calls)]
         chunk = {
             "index": message.index,
             "delta": delta,
             "logprobs": {"content": entries, "refusal": None} if entries else None,
-            "finish_reason": message.finish or None,
+            "finish_reason": choice.finish or None,
         }
         of_first = message.index == 0
         return [
             Chunk(
                 self._body("chat.completion.chunk", [chunk]),
-                text=message.text if of_first else "",
-                finish=(message.finish or None) if of_first else None,
+                text=text if of_first else "",
+                finish=(choice.finish or None) if of_first else None,
             )
         ]
 
@@ -132,7 +152,7 @@ class Assembly:
         choices = [
             {
                 "index": index,
-                "message": {"role": "assistant", "content": "".join(choice.text), "refusal": None},
+                "message": _message(choice),
                 "logprobs": {"content": choice.logprobs, "refusal": None} if self._logprobs else None,
                 "finish_reason": choice.finish,
             }
@@ -144,7 +164,8 @@ class Assembly:
             text="".join(self._choices[0].text),
             finish=self._choices[0].finish,
             usage=self.usage,
-            model=str(self._frame["model"]),
+            model=self._frame["model"],
+            tool_calls=tuple(self._choices[0].calls),
             policy=self._served(),
             rollout=self._rollout,
         )
@@ -175,6 +196,12 @@ class Assembly:
     def _served(self) -> tuple[int, int, str] | None:
         policy = self._policy
         return None if policy is None else (policy.generation, policy.version, policy.digest)
+
+
+def _message(choice: Choice) -> dict[str, Any]:
+    text = "".join(choice.text)
+    message = {"role": "assistant", "content": text or (None if choice.calls else ""), "refusal": None}
+    return {**message, "tool_calls": choice.calls} if choice.calls else message
 
 
 def _entry(piece: str, logprob: float) -> dict[str, Any]:

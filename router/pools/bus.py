@@ -69,7 +69,7 @@ class BusPool:
         """The whole answer. Where a generator dies, another one's answer is waited for, as long as the limits allow."""
         request = asked(body, self.settings)
         task = self._task(request)
-        assembly = self._assembly(task, request, keeps=True)
+        assembly = Assembly(self.name, task, logprobs=request.logprobs, keeps=True)
         async with aclosing(self._chunks(task, assembly)) as chunks:
             async for _ in chunks:
                 pass
@@ -79,7 +79,7 @@ class BusPool:
         """The answer as it comes; the last chunk, and no other, bears usage, policy and rollout."""
         request = asked(body, self.settings)
         task = self._task(request)
-        assembly = self._assembly(task, request, keeps=False)
+        assembly = Assembly(self.name, task, logprobs=request.logprobs, keeps=False)
         async with aclosing(self._chunks(task, assembly)) as chunks:
             async for chunk in chunks:
                 yield chunk
@@ -117,10 +117,6 @@ class BusPool:
             reply=self._reply,
             deadline_ns=now + int(self.settings.total_seconds * 1e9),
         )
-
-    def _assembly(self, task: Task, request: Asked, *, keeps: bool) -> Assembly:
-        created = task.issued_ns // 1_000_000_000
-        return Assembly(self.name, task.id, request.choices, logprobs=request.logprobs, created=created, keeps=keeps)
 
     async def _chunks(self, task: Task, assembly: Assembly) -> AsyncGenerator[Chunk, None]:
         """Publish the task and read what comes, until the answer is complete."""

@@ -115,8 +115,12 @@ def stretch(start: int, sampled: str = "", *, attempt: int = 1, version: int = 1
     return Tokens(**(fields | changes))
 
 
-def assembly(choices: int = 1, *, keeps: bool = False, logprobs: bool = False) -> Assembly:
-    return Assembly("ours", "t", choices, logprobs=logprobs, created=5, keeps=keeps)
+def assembly(choices: int = 1, *, keeps: bool = False, logprobs: bool = False, tools: str = "") -> Assembly:
+    task = Task(
+        id="t", run="r", purpose="serve", environment="serve", seed=1, group_size=choices,
+        sampling=Sampling(max_tokens=9), tools=tools,
+    )  # fmt: skip
+    return Assembly("ours", task, logprobs=logprobs, keeps=keeps)
 
 
 def taken(made: Assembly, *messages: Tokens) -> list[Chunk]:
@@ -222,3 +226,45 @@ def test_an_error_in_mid_answer_breaks_it() -> None:
     with pytest.raises(PoolError) as error:
         made.take(stretch(0, code=TokensError.FAILED, error="x"))
     assert error.value.fault is Fault.BROKEN and error.value.usage == Usage(3, 2)
+
+
+ONE = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bergen {}"}}\n</tool_call>'
+TWO = f'{ONE}\n<tool_call>{{"name": "time", "arguments": "{{}}"}}</tool_call>'
+WRITTEN: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
+    "text": ("a < b <tool> c", "a < b <tool> c", []),
+    "a call": (ONE, "", [("weather", '{"city": "Bergen {}"}')]),
+    "a call after text": (f"Let me see. {ONE}", "Let me see. ", [("weather", '{"city": "Bergen {}"}')]),
+    "two calls": (TWO, "", [("weather", '{"city": "Bergen {}"}'), ("time", "{}")]),
+    "a call whose end is a stop string": (ONE.removesuffix("</tool_call>"), "", [("weather", '{"city": "Bergen {}"}')]),
+    "no arguments": ('<tool_call>{"name": "time"}</tool_call>', "", [("time", "{}")]),
+    "a call that is cut off": (ONE[:40], ONE[:40], []),
+    "no JSON": ("<tool_call>{city}</tool_call>", "<tool_call>{city}</tool_call>", []),
+    "no name": ('<tool_call>{"a": 1}</tool_call>', '<tool_call>{"a": 1}</tool_call>', []),
+    "text after a call": (f"{ONE} so", f"{ONE} so", []),
+}
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize("name", WRITTEN)
+def test_calls_of_tools_are_told_from_text(name: str, keeps: bool) -> None:
+    written, shown, calls = WRITTEN[name]
+    made = assembly(keeps=keeps, tools="[{}]")
+    pieces = [stretch(start, written[start : start + 5]) for start in range(0, len(written), 5)]
+    chunks = taken(made, *pieces, stretch(len(written), **END))
+    reply = made.reply()
+    assert reply.text == shown
+    assert [(call["function"]["name"], call["function"]["arguments"]) for call in reply.tool_calls] == calls
+    assert reply.finish == ("tool_calls" if calls else "stop")
+    if not keeps:
+        deltas = [chunk.body["choices"][0]["delta"] for chunk in chunks]
+        assert "".join(delta.get("content", "") for delta in deltas) == shown
+        told = [call for delta in deltas for call in delta.get("tool_calls", [])]
+        assert [call["function"] for call in told] == [call["function"] for call in reply.tool_calls]
+        assert [call["index"] for call in told] == list(range(len(calls)))
+        assert chunks[-1].finish == reply.finish
+
+
+def test_where_no_tools_are_on_offer_nothing_is_a_call() -> None:
+    made = assembly()
+    chunks = taken(made, stretch(0, ONE), stretch(len(ONE), **END))
+    assert chunks[0].text == ONE and made.reply().finish == "stop"
