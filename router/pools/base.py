@@ -19,7 +19,7 @@ class Fault(StrEnum):
     BROKEN = "broken"  # closed early, invalid JSON, an error inside a stream
     REFUSED = "refused"  # 4xx that any pool would give: the application's fault, not tried again
     TOO_LONG = "too_long"  # the prompt does not fit the window: a larger pool may take it
-    UNAUTHORISED = "unauthorised"  # our key for this upstream: the operator's fault, elsewhere
+    UNAUTHORISED = "unauthorised"  # our key, address or model name there: the operator's fault, elsewhere
 
 
 class PoolError(Exception):
@@ -53,7 +53,10 @@ class Pool(Protocol):
         """The whole answer to a chat request. Cancellation stops the upstream. Raises `PoolError`."""
 
     def stream(self, body: dict[str, Any]) -> AsyncGenerator[Chunk, None]:
-        """The answer as it comes; closing the iterator stops the upstream. Raises `PoolError`, also in mid-stream."""
+        """The answer as it comes; closing the iterator stops the upstream. Raises `PoolError`, also in mid-stream.
+
+        The last chunk, and no other, bears the usage and has no choices: it is there whether or not it was asked for.
+        """
 
     async def close(self) -> None:
         """Release connections."""

@@ -27,7 +27,10 @@ def prompt_tokens(body: Mapping[str, Any]) -> int:
 
 def spoken(message: Mapping[str, Any]) -> int:
     """Bytes that a model sampled, of a message or of a streamed delta: content, reasoning, refusals, calls."""
-    size = sum(_size(message.get(part)) for part in ("content", "reasoning_content", "reasoning", "refusal"))
+    size = 0
+    for part in ("content", "reasoning_content", "reasoning", "refusal"):
+        if text := message.get(part):
+            size += _size(text)
     for call in message.get("tool_calls") or ():
         function = call.get("function") if isinstance(call, dict) else None
         if isinstance(function, dict):
