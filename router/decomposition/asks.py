@@ -81,13 +81,18 @@ def is_ask(sentence: str) -> bool:
     return bool(comma and cues().leads.match(lead) and lexicon().opening(rest) - {"question"})
 
 
+def _is_item(sentence: str) -> bool:
+    """Whether an item of a list is an ask. Without a question mark, "what" and "is" begin options and halves."""
+    return is_ask(sentence) and (_asks_something(sentence) or lexicon().opening(sentence) != {"question"})
+
+
 def listed(text: str) -> Asks | None:
     """The items of the one list of a request, where each is an ask of its own and nothing around it says otherwise."""
     found = _split_list(text) or _split_list(_ordinals_as_list(text))
     if found is None:
         return None
     before, items, behind = found
-    if len(items) < 2 or not all(is_ask(_first_sentence(item)) for item in items):
+    if len(items) < 2 or not all(_is_item(_first_sentence(item)) for item in items):
         return None
     announced, trailing = _announced(before), _trailing(behind)
     if announced is None or trailing is None:
@@ -260,13 +265,15 @@ def _ordinals_as_list(text: str) -> str:
 def _announced(before: str) -> tuple[str, bool] | None:
     """What stands before a list, less its announcement: (what the items share, whether the answers are to be made one).
 
-    None = it asks for something itself, or says that the list is one thing, or that not all of it is asked for.
+    None = it asks for something itself, or says that the list is one thing, or that not all of it is asked for; or it
+    states something and announces nothing: the parts of an exam's problem, the options of a choice.
     """
     prose, blocks = parts(before)
     said = sentences(prose)
     if cues().only_some.search(prose):
         return None
     kept, joined = before, False
+    announced = not said
     for index, sentence in enumerate(said):
         last = index == len(said) - 1
         join = cues().joins.search(sentence)
@@ -274,11 +281,14 @@ def _announced(before: str) -> tuple[str, bool] | None:
         if cues().announces.fullmatch(asked.strip(" .:：!*#,")):
             kept = kept.replace(sentence, "", 1)
             joined |= join is not None
+            announced = True
         elif lexicon().greets(sentence):
             kept = kept.replace(sentence, "", 1)
         elif is_ask(sentence) or (last and _heads_one_thing(sentence, bool(blocks))):
             return None
-    return kept.strip(), joined
+        else:
+            announced |= bool(blocks) and cues().shows.search(sentence) is not None
+    return (kept.strip(), joined) if announced else None
 
 
 def _heads_one_thing(sentence: str, blocks: bool) -> bool:
