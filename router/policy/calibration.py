@@ -1,9 +1,10 @@
 """P(success | pool): the cold-start model's logits, corrected by what came of earlier decisions. Pure.
 
 One regularised logistic regression per pool over a few dense features (a logit, demand, kind, sizes, an agent's
-figures): the maximum a posteriori under independent Gaussian priors, that is Platt scaling (Platt 1999) with a prior
-that says "believe the cold-start model, and a compact model less where thought is needed". Text is neither needed nor
-kept.
+figures): the maximum a posteriori under independent Gaussian priors, that is Platt scaling (Platt 1999) with a prior.
+The prior believes the cold-start model, though not blindly, since it was trained on other questions; it trusts compact
+models with what is mechanical, and less where thought is needed or an agent has open failures. Text is neither needed
+nor kept.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from router.policy.decision import PoolState, Question
 
 LIMIT = 8.0  # bound of every input, and of the logit that comes out
 MEAN: dict[str, dict[str, float]] = {  # prior means by tier; 0 where nothing is said
-    "compact": {"bias": 0.7, "logit": 1.0, "deep": -1.7},
-    "strong": {"bias": 0.7, "logit": 1.0, "deep": -0.5},
+    "compact": {"bias": 1.6, "logit": 0.6, "deep": -2.4, "agent.severity": -1.5, "agent.spinning": -1.5},
+    "strong": {"bias": 1.5, "logit": 0.6, "deep": -0.6, "agent.severity": -0.5, "agent.spinning": -0.5},
 }
 PRECISION = {"bias": 1.0, "logit": 4.0}  # prior precisions, 1 / variance
 OTHER_PRECISION = 2.0

@@ -32,7 +32,7 @@ class Flicker:
     def logits(self, text: str) -> dict[str, float]:
         noise = random.Random(text)
         names = {"compact": 0.8, "strong": 1.4, "x": 0.8, "y": 0.8, "u": 1.4, "v": 1.4}
-        return {name: base + noise.gauss(0, 0.3) for name, base in names.items()}
+        return {name: base + noise.gauss(0, 0.5) for name, base in names.items()}
 
 
 FLICKER = Policy("flicker", Flicker(), Calibration())
