@@ -1,6 +1,7 @@
 """Retries, fallback, cooldown, hedging, and an account of every call, before real upstreams."""
 
 import asyncio
+import random
 from contextlib import aclosing
 
 import pytest
@@ -488,6 +489,49 @@ async def test_64_streams_while_a_pool_dies():
         it.upstreams["a"].script = Answer()
         await it.relay.close()
         await until(lambda: it.upstreams["b"].connections == 0)
+    assert len(asyncio.all_tasks()) == before
+
+
+MOODS = [
+    Answer(),
+    Answer(pace=0.002),
+    Answer(delay=0.05),
+    failing(503),
+    failing(429),
+    Answer(then="error", after=0),
+    Answer(then="error", after=3),
+    Answer(then="abort", after=2),
+    Answer(then="close", after=4),
+    Answer(then="hang", after=1),
+    Answer(raw=b"nonsense"),
+]
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_whatever_happens_every_call_is_accounted_for_and_nothing_is_left(seed):
+    chance = random.Random(seed)
+    limits = {"concurrency": 8, "cooldown_seconds": 0.02, "retries": 1, "failures": 4, "hedge_seconds": 0.03}
+    times = {"first_token_seconds": 0.3, "next_token_seconds": 0.3, "total_seconds": 1.0}
+    before = len(asyncio.all_tasks())
+    async with bench(*[lambda body, n: chance.choice(MOODS)] * 3, **limits, **times) as it:
+
+        async def one() -> str:
+            await asyncio.sleep(chance.random() * 0.5)
+            try:
+                async with asyncio.timeout(chance.choice([0.02, 5.0, 5.0])):
+                    return await it.ask(chance.random() < 0.6)
+            except (PoolError, TimeoutError) as error:
+                return type(error).__name__
+
+        ends = await asyncio.wait_for(asyncio.gather(*(one() for _ in range(120))), 30)
+        assert {"a", "b", "c"} & set(ends)
+        assert it.busy() == [0, 0, 0]
+        assert [attempt.pool for attempt in it.attempts if attempt.status == OK]
+        await until(lambda: not any(upstream.active for upstream in it.upstreams.values()))
+        # a call that is given up while it is connecting is accounted for though nobody received it
+        unsent = sum(attempt.status == CANCELLED for attempt in it.attempts)
+        assert sum(it.received) <= len(it.attempts) <= sum(it.received) + unsent
+        assert all(attempt.cost for attempt in it.attempts if attempt.status != ERROR)
     assert len(asyncio.all_tasks()) == before
 
 
