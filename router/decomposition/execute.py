@@ -26,7 +26,7 @@ JOIN = "join"  # name of the subtask that makes one answer of several
 Solve = Callable[[Subtask, dict[str, Any]], Awaitable[Reply]]
 
 _DOLLAR = 10**12  # picodollars
-_PROGRAM = ("tools", "tool_choice", "functions", "function_call", "stream", "stream_options")
+_OF_THE_WHOLE = ("tools", "tool_choice", "functions", "function_call", "stream", "stream_options")
 _JOIN = (
     "Below are a request and answers to its parts, which were worked out separately. Write the one answer to the whole "
     "request: keep what is right in the parts, remove repetition, settle contradictions, and do what the request asks "
@@ -152,7 +152,7 @@ def body_for(prompt: str, answers: Mapping[str, str], request: ChatRequest, shar
         )
         prompt = "\n\n".join([lead, *quoted_answers, "What you are asked:", prompt])
     body = request.with_messages([*system, {"role": "user", "content": prompt}])
-    for name in _PROGRAM:
+    for name in _OF_THE_WHOLE:
         body.pop(name, None)
     for name in ("max_tokens", "max_completion_tokens"):
         if isinstance(body.get(name), int):

@@ -213,3 +213,10 @@ def test_the_response_format_is_checked(fields, check):
 
 def test_a_check_that_its_verifier_cannot_use_is_left_out():
     assert plan(request("Name a city", json_mode=True, schema={"type": object()})).subtasks[0].check is None
+
+
+@pytest.mark.parametrize(
+    ("name", "judges"), [("tests", True), ("arithmetic", True), ("python", False), ("tool_call", False)]
+)
+def test_only_checks_that_tell_right_from_wrong_judge(name, judges):
+    assert Check(name).judges is judges
