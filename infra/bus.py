@@ -22,8 +22,9 @@ from contracts.messages import Claim, Message
 from contracts.subjects import BLOB, DLQ, KV_BUCKET, Channel
 from infra import instruments, telemetry
 from infra.blobs import HEADROOM_BYTES, BlobError, BlobStore
-from infra.connection import Connection, Outgoing, PublishFailed, QueueFull, Subscriber, Unavailable
+from infra.connection import Connection, PublishFailed, QueueFull, Unavailable
 from infra.deadletters import dead_letter
+from infra.messaging import Outgoing, Subscriber
 from infra.pull import Raw, tail
 from infra.settings import NatsSettings
 

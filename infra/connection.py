@@ -9,23 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import re
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription
 from nats.errors import BadHeaderError, BadSubjectError, MaxPayloadError, SlowConsumerError
 from nats.errors import Error as NatsError
-from nats.js.api import Header
-from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableError
+from nats.js.errors import APIError, ServiceUnavailableError
 
 from infra.errors import UserError
+from infra.messaging import Outgoing, Stored, Subscriber, store, subscribe
 from infra.settings import NatsSettings
 
 log = structlog.get_logger(__name__)
@@ -59,33 +56,6 @@ class PublishFailed(Unavailable):
 
 class QueueFull(Exception):
     """The stream refuses new messages because it is full: back-pressure, the caller decides."""
-
-
-@dataclass(frozen=True)
-class Outgoing:
-    """A message to store; `id` is the same in every attempt, so that the stream keeps it once."""
-
-    id: str
-    payload: bytes
-    headers: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Stored:
-    """Where a published message lies."""
-
-    sequence: int
-    duplicate: bool  # the stream already had this message id
-
-
-@dataclass(eq=False)
-class Subscriber:
-    """Who listens on a core subject, whichever client is in use."""
-
-    subject: str
-    take: Callable[[Msg], Awaitable[None]]
-    limit: int  # messages that may wait to be taken; what comes beyond is dropped by the client
-    subscription: Subscription | None = None  # with the client of the moment
 
 
 class Connection:
@@ -265,7 +235,7 @@ class Connection:
             if subject in self._forbidden:
                 self._forbidden.discard(subject)
                 raise PublishFailed(f"{subject}: this user has no permission to publish there")
-            await _store(client, subject, messages, stored, limit)
+            await store(client, subject, messages, stored, limit)
 
         try:
             await self.call(attempt, patience=patience)
@@ -294,7 +264,7 @@ class Connection:
         What is published over this connection after it returns finds the subscription in place. Raises `Unavailable`.
         """
         subscriber = Subscriber(subject, take, limit)
-        await self.call(lambda client, _: _subscribe(client, subscriber))
+        await self.call(lambda client, _: subscribe(client, subscriber))
         self._subscribers.append(subscriber)
         return subscriber
 
@@ -367,7 +337,7 @@ class Connection:
             closed_cb=self._on_closed,
         )
         for subscriber in self._subscribers:  # of the client before; through reconnections it takes them along itself
-            await _subscribe(self._client, subscriber)
+            await subscribe(self._client, subscriber)
         await self._on_connected()
 
     async def _watch(self) -> None:
@@ -419,53 +389,6 @@ class Connection:
             self._last_trouble = text
         if "authorization" in text.lower() and self._refused is not None and not self._refused.done():
             self._refused.set_result(text)
-
-
-async def _subscribe(client: Client, subscriber: Subscriber) -> None:
-    if subscriber.subscription is None or subscriber.subscription._conn is not client:
-        subscriber.subscription = await client.subscribe(
-            subscriber.subject, cb=subscriber.take, pending_msgs_limit=subscriber.limit
-        )
-
-
-async def _store(
-    client: Client, subject: str, messages: Sequence[Outgoing], stored: dict[int, Stored], limit: float
-) -> None:
-    """One attempt to store the messages that `stored` lacks, by position. One inbox takes all acknowledgements."""
-    missing = [number for number in range(len(messages)) if number not in stored]
-    if not missing:
-        return
-    complete: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    async def note(answer: Msg) -> None:
-        try:
-            stored[int(answer.subject.rpartition(".")[2])] = _stored(answer)
-        except (NatsError, ValueError) as error:
-            if not complete.done():
-                complete.set_exception(error)
-        if len(stored) == len(messages) and not complete.done():
-            complete.set_result(None)
-
-    inbox = client.new_inbox()
-    acknowledgements = await client.subscribe(f"{inbox}.*", cb=note)
-    try:
-        for number in missing:
-            message = messages[number]
-            headers = {**message.headers, Header.MSG_ID.value: message.id}
-            await client.publish(subject, message.payload, reply=f"{inbox}.{number}", headers=headers)
-        await asyncio.wait_for(complete, limit)
-    finally:
-        with contextlib.suppress(NatsError, OSError):
-            await acknowledgements.unsubscribe()
-
-
-def _stored(answer: Msg) -> Stored:
-    if (answer.headers or {}).get(Header.STATUS) == "503":
-        raise NoStreamResponseError
-    acknowledgement = json.loads(answer.data)
-    if "error" in acknowledgement:
-        raise APIError.from_error(acknowledgement["error"])
-    return Stored(acknowledgement["seq"], acknowledgement.get("duplicate", False))
 
 
 def _transient(error: APIError) -> bool:
