@@ -19,7 +19,7 @@ import structlog
 
 from contracts.routing import Demand, Role, Status, Verdict
 from router import instruments
-from router.cascade.cascade import STRONG, solve
+from router.cascade.cascade import STRONG, judged, solve
 from router.cascade.verifiers import Verifiers
 from router.chat import ApiError, ChatRequest, Chunk, Reply
 from router.decomposition import model_made
@@ -209,7 +209,7 @@ class Answering:
             return
         subtask, body = plan.subtasks[0], record.request.body
         choose = self._chooser(record, plan, subtask, body)
-        first = choose("", subtask.check is not None)
+        first = choose("", judged(subtask))
         if subtask.check is not None and self.settings.pools[first.pool].tier != STRONG:
             async for chunk in pieces(await self._solve(record, subtask, body, _once(first, choose))):
                 yield chunk

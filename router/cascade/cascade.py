@@ -59,7 +59,7 @@ async def solve(
     What an agent does next shows only in the answer: where a turn that was taken for a mechanical one goes on to write,
     it is asked again of the strong tier (`DEFERRED`), as it stands, for nothing was wrong with the answer.
     """
-    decision = choose("", subtask.check is not None)
+    decision = choose("", judged(subtask))
     first = await _call(decision, body, relay, attempts, subtask.name, role)
     if subtask.check is None:
         return first.reply
@@ -80,6 +80,11 @@ async def solve(
         return first.reply
     await _judged(second, subtask.check, verifiers, attempts)
     return second.reply
+
+
+def judged(subtask: Subtask) -> bool:
+    """Whether a program will tell a right answer from a wrong one: what only looks at the form promises nothing."""
+    return subtask.check is not None and subtask.check.judges
 
 
 @dataclass(frozen=True)
