@@ -123,7 +123,8 @@ def _labels(request: _Request) -> Iterator[tuple[Attempt, bool]]:
     """Attempts with what is known of their answers. What was cancelled, broke off or found no verdict says nothing.
 
     Feedback is about the whole answer: it says something of an attempt only where one attempt made that answer, and
-    then counts more than a verifier, which sees less.
+    then counts more than a verifier, which sees less. A verdict counts where the decision reckoned with it
+    (`checked`): a verifier that sees only the form, such as one of syntax, passes wrong answers.
     """
     outcome = request.outcome
     if outcome is None or outcome.status != Status.OK:
@@ -135,7 +136,9 @@ def _labels(request: _Request) -> Iterator[tuple[Attempt, bool]]:
         if said is not None and whole and attempt is complete[-1]:
             yield attempt, said
         elif attempt.verdict in (Verdict.PASSED, Verdict.FAILED):
-            yield attempt, attempt.verdict == Verdict.PASSED
+            decision = request.decision(attempt.subtask)
+            if decision is not None and decision.features.get("checked", 0.0) > 0:
+                yield attempt, attempt.verdict == Verdict.PASSED
 
 
 def _said(feedback: Feedback | None) -> bool | None:

@@ -45,7 +45,7 @@ async def learning_in(bus: Bus, run: str, store: PolicyStore) -> AsyncIterator[N
 
 
 async def traffic(bus: Bus, run: str, policy: Policy, trial: Policy | None, count: int, seed: int) -> None:
-    """Requests that a router answers under `policy`, and what verifiers, or people, say of the answers."""
+    """Requests that a router answers under `policy`, and what people say of the answers."""
     rng = random.Random(seed)
     decisions, outcomes, feedback = dict[str, Message](), dict[str, Message](), dict[str, Message]()
     for index in range(count):
@@ -53,10 +53,8 @@ async def traffic(bus: Bus, run: str, policy: Policy, trial: Policy | None, coun
         asked = question(kind=kind, demand=Demand.MECHANICAL, tolerance=0.1)
         made = decide(asked, POOLS, policy, draw=rng.random(), exploration=0.3, trial=trial)
         right = rng.random() < TRUE[kind][made.pool]
-        by_people = rng.random() < 0.3
-        said = Verdict.NONE if by_people else Verdict.PASSED if right else Verdict.FAILED
         price = made.scores[made.pool].cost
-        attempt = Attempt("", made.pool, "m", "answer", Status.OK, said, 1000, 0, 300, price, False, 1.0, 0.1,
+        attempt = Attempt("", made.pool, "m", "answer", Status.OK, Verdict.NONE, 1000, 0, 300, price, False, 1.0, 0.1,
                           tier=made.pool)  # fmt: skip
         decisions[id] = RouteDecision(
             id=id, run=run, request_id=id, subtask="", session="", key="", requested="auto", kind=kind,
@@ -70,8 +68,7 @@ async def traffic(bus: Bus, run: str, policy: Policy, trial: Policy | None, coun
             decisions=[id], attempts=[attempt], cost=price, counterfactual=price, error="", seconds=1.0,
             overhead_seconds=0.0, at_ns=1,
         )  # fmt: skip
-        if by_people:
-            feedback[id] = Feedback(id=id, run=run, request_id=id, key="", passed=right)
+        feedback[id] = Feedback(id=id, run=run, request_id=id, key="", passed=right)
     for channel, messages in ((FEEDBACK, feedback), (ROUTE_OUTCOME, outcomes), (ROUTE_DECISION, decisions)):
         await bus.publish_all(channel, messages, run=run)
 

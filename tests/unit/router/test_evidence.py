@@ -18,7 +18,7 @@ def decision(request: str = "r", subtask: str = "", **fields: Any) -> RouteDecis
         "id": f"{request}.{subtask}", "run": "t", "request_id": request, "subtask": subtask, "session": "s", "key": "",
         "requested": "auto", "kind": "code", "demand": "mechanical", "pool": "compact", "order": ["strong"],
         "reason": "policy", "scores": SCORES, "excluded": {}, "propensity": 0.9, "tolerance": 0.1, "policy": "p",
-        "features": {"logit.compact": 1.0, "logit.strong": 2.0, "prompt_tokens": 100.0}, "shadow": {"t": "strong"},
+        "features": {"logit.compact": 1.0, "logit.strong": 2.0, "prompt_tokens": 100.0, "checked": 1.0}, "shadow": {"t": "strong"},
         "at_ns": 5,
     }  # fmt: skip
     return RouteDecision(**(given | fields))
@@ -57,6 +57,7 @@ def known(*messages: Any) -> list[tuple[str, bool]]:
         ([attempt(Verdict.FAILED)], [], [("compact", False)]),
         ([attempt(Verdict.NONE)], [], []),
         ([attempt(Verdict.UNDECIDED)], [], []),  # a verifier's time-out is no wrong answer
+        ([attempt(Verdict.DEFERRED), attempt(Verdict.PASSED, "strong")], [], [("strong", True)]),
         ([attempt(Verdict.PASSED, status=Status.CANCELLED)], [], []),
         ([attempt(Verdict.FAILED, status=Status.PARTIAL)], [], []),
         ([attempt(status=Status.ERROR)], [], []),  # a pool that is down is no worse at thinking
@@ -88,6 +89,13 @@ def test_what_says_that_an_answer_was_right(
         assert known(*order, *order) == expected  # whatever is read twice counts once
 
 
+@pytest.mark.parametrize("verdict", [Verdict.PASSED, Verdict.FAILED])
+def test_a_verifier_that_sees_only_the_form_says_nothing_about_the_answer(verdict: str) -> None:
+    unreckoned = decision(features={"logit.compact": 1.0, "checked": 0.0})
+    assert known(unreckoned, outcome(attempt(verdict))) == []
+    assert known(unreckoned, outcome(attempt(verdict)), feedback(passed=True)) == [("compact", True)]
+
+
 def test_what_was_cancelled_says_nothing() -> None:
     assert known(decision(), outcome(attempt(Verdict.PASSED), status=Status.CANCELLED), feedback(score=0.0)) == []
 
@@ -108,7 +116,7 @@ def test_a_judged_decision_counts_for_the_trial_with_all_its_calls() -> None:
     failed, passed = attempt(Verdict.FAILED, cost=7), attempt(Verdict.PASSED, "strong", cost=70)
     (found,) = logged(decision(), decision(id="r.2", pool="strong", at_ns=6), outcome(failed, passed))
     assert (found.pool, found.greedy, found.trial, found.propensity) == ("compact", "compact", "strong", 0.9)
-    assert (found.success, found.cost, found.checked) == (True, 77, False)
+    assert (found.success, found.cost, found.checked) == (True, 77, True)
 
 
 def test_what_exploration_chose_is_told_from_what_the_policy_prefers() -> None:
