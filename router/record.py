@@ -40,6 +40,7 @@ class Record:
     called: float = 0.0  # when the first pool was called
     returned: float = 0.0  # when all of them were done
     reservations: list[Reservation] = field(default_factory=list)  # of its key's budget
+    streaming: str = ""  # pool that a stream comes from
     begun: bool = False  # a part of the answer has been given to the application
     outcome: RouteOutcome | None = None  # set once, at the end
 

@@ -10,15 +10,28 @@ from starlette.types import Receive
 
 from router.chat import ApiError
 
+BODY_SECONDS = 60.0
+
 
 class ClientGone(Exception):
     """Nobody waits for the answer any more."""
 
 
-async def read_body(receive: Receive, length: str | None, most: int) -> bytes:
-    """The whole body; `length` is the header content-length. Raises `ApiError` 413 above `most`, or `ClientGone`."""
+async def read_body(receive: Receive, length: str | None, most: int, seconds: float = BODY_SECONDS) -> bytes:
+    """The whole body; `length` is the header content-length.
+
+    Raises `ApiError` 413 above `most` bytes and 408 after `seconds`, or `ClientGone`.
+    """
     if length is not None and length.isdigit() and int(length) > most:
         raise _too_large(most)
+    try:
+        async with asyncio.timeout(seconds):
+            return await _received(receive, most)
+    except TimeoutError:
+        raise ApiError(408, f"the body of your request did not arrive within {seconds:g} s") from None
+
+
+async def _received(receive: Receive, most: int) -> bytes:
     parts, size = [], 0
     while True:
         message = await receive()

@@ -115,32 +115,36 @@ class Completions:
         await _respond(send, 200, body, h.told(record, self._pools))
 
     async def _stream(self, record: Record, receive: Receive, send: Send) -> None:
-        pool, base, usage, reported = "", dict[str, Any](), None, None
-        events = Events(send, lambda: EVENT_STREAM + h.told(record, self._pools, pool))
+        events = Events(send, lambda: EVENT_STREAM + h.told(record, self._pools))
         try:
             with self._told_when_cut():
-                async with unless_gone(receive), events, aclosing(self._answering.stream(record)) as chunks:
-                    async for chunk in chunks:
-                        pool = chunk.pool
-                        base = {**chunk.body, "id": record.id}
-                        if "usage" in base:  # its own chunk at the end, for those who asked for it
-                            reported = base.pop("usage") or reported
-                        if chunk.usage is not None:
-                            usage = chunk.usage
-                        if base.get("choices"):
-                            await events.data(_encode(base))
+                async with unless_gone(receive), events:
+                    await self._tell(record, events)
         except ApiError as error:
             if not events.started:
                 await self._refuse(send, record, error)
                 return
             await events.data(_encode(error_object(error)))
-        else:
-            if record.request.include_usage:
-                told = _usage(usage or _counted(record), reported, record.cost)
-                await events.data(_encode({**base, "choices": [], "usage": told}))
-            await events.comment(f"{h.COST}={h.dollars(record.cost)} {h.ATTEMPTS}={len(record.attempts)}")
-            await events.data(b"[DONE]")
         await events.end()
+
+    async def _tell(self, record: Record, events: Events) -> None:
+        """The chunks of an answer, its usage where that was asked for, what it cost, and that it is whole."""
+        base, usage, reported = dict[str, Any](), None, None
+        async with aclosing(self._answering.stream(record)) as chunks:
+            async for chunk in chunks:
+                record.streaming = chunk.pool
+                base = {**chunk.body, "id": record.id}
+                if "usage" in base:  # its own chunk at the end, for those who asked for it
+                    reported = base.pop("usage") or reported
+                if chunk.usage is not None:
+                    usage = chunk.usage
+                if base.get("choices"):
+                    await events.data(_encode(base))
+        if record.request.include_usage:
+            told = _usage(usage or _counted(record), reported, record.cost)
+            await events.data(_encode({**base, "choices": [], "usage": told}))
+        await events.comment(f"{h.COST}={h.dollars(record.cost)} {h.ATTEMPTS}={len(record.attempts)}")
+        await events.data(b"[DONE]")
 
     async def _refuse(self, send: Send, record: Record, error: ApiError) -> None:
         headers = [*h.told(record, self._pools), *error_headers(error)]

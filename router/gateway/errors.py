@@ -58,7 +58,7 @@ def error_headers(error: ApiError) -> h.Raw:
         told.append((h.RETRY_AFTER, str(max(math.ceil(error.retry_after), 1))))
     if error.code == "insufficient_quota":
         told.append((h.SHOULD_RETRY, "false"))
-    if error.status == 413:  # what is left of the body is not read
+    if error.status in (408, 413):  # what is left of the body is not read
         told.append(("connection", "close"))
     return [(name.encode(), value.encode()) for name, value in told]
 

@@ -59,13 +59,10 @@ def dollars(picodollars: int) -> str:
     return f"{picodollars // 10**12}.{picodollars % 10**12:012d}".rstrip("0").rstrip(".")
 
 
-def told(record: Record, pools: Mapping[str, PoolSettings], pool: str = "") -> Raw:
-    """The headers of an answer, or of the error in its place, as far as they are known now.
-
-    `pool` is the one that a stream comes from, of which the record does not know yet.
-    """
+def told(record: Record, pools: Mapping[str, PoolSettings]) -> Raw:
+    """The headers of an answer, or of the error in its place, as far as they are known now."""
     outcome = record.outcome
-    pool = outcome.pool if outcome is not None else pool
+    pool = outcome.pool if outcome is not None else record.streaming
     values = {
         REQUEST_ID: record.id,
         SESSION: record.request.session,

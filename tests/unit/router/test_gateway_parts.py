@@ -11,6 +11,7 @@ import pytest
 from infra.errors import UserError
 from router.chat import ApiError, Reply, Usage
 from router.gateway import feedback
+from router.gateway.body import ClientGone, read_body
 from router.gateway.errors import error_headers, error_object, of_pool
 from router.gateway.headers import dollars
 from router.gateway.keys import Caller
@@ -244,3 +245,46 @@ async def test_while_there_is_nothing_to_say_comments_are_sent() -> None:
     assert sent.body == before  # none after it has been left
     await events.end()
     assert len(sent.starts) == 1 and b"data: {}\n\n" in sent.body
+
+
+async def test_who_does_not_read_is_given_up() -> None:
+    sent, full = Sent(), asyncio.Event()
+
+    async def send(message: Any) -> None:
+        if full.is_set():
+            await asyncio.Event().wait()  # as a server waits for its socket
+        await sent(message)
+
+    with pytest.raises(ClientGone):
+        async with asyncio.timeout(10), Events(send, list, silence=0.02, stall=0.05) as events:
+            await events.data(b"1")
+            full.set()
+            await events.data(b"2")
+    assert sent.body == b"data: 1\n\n"
+
+
+async def test_a_body_that_does_not_come() -> None:
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    with pytest.raises(ApiError) as raised:
+        await read_body(receive, None, 10, seconds=0.01)
+    assert raised.value.status == 408
+
+
+@pytest.mark.parametrize(
+    ("parts", "most", "body"), [([b"ab", b"cd"], 4, b"abcd"), ([b""], 0, b""), ([b"abc", b"de"], 4, None)]
+)
+async def test_a_body_in_parts(parts: list[bytes], most: int, body: bytes | None) -> None:
+    left = list(parts)
+
+    async def receive() -> Any:
+        part = left.pop(0)
+        return {"type": "http.request", "body": part, "more_body": bool(left)}
+
+    if body is not None:
+        assert await read_body(receive, None, most) == body
+        return
+    with pytest.raises(ApiError) as raised:
+        await read_body(receive, None, most)
+    assert raised.value.status == 413
