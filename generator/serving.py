@@ -212,7 +212,7 @@ class Server:
             raise Refusal(TokensError.REFUSED, str(error)) from error
 
     async def _sample(self, task: Task, prompt: list[int], answer: Answer, streams: list[Stream]) -> None:
-        request = SampleRequest(prompt, task.group_size, task.sampling, task.seed % SEEDS)
+        request = SampleRequest(prompt, task.group_size, task.sampling, task.seed % SEEDS, stream=True)
         flushed = time.monotonic() - FLUSH_SECONDS
         try:
             async with aclosing(self.engine.submit(request)) as steps:

@@ -35,6 +35,7 @@ class SampleRequest:
     group_size: int  # completions, 1 .. the engine's max_requests
     sampling: Sampling
     seed: int  # with the policy, it determines the completions
+    stream: bool = False  # somebody reads along: tokens are wanted as they come, not only at the end
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from contracts.messages import Finish, PolicyRef
@@ -13,6 +15,9 @@ if TYPE_CHECKING:
     from vllm.outputs import CompletionOutput
 
 TEMPERATURES = (0.01, 2.0)  # what vLLM samples beside 0; it would raise a lower one in silence
+
+
+Spans = Sequence[tuple[str, int]]  # label of a policy, index of the first token that it sampled; ascending
 
 
 class NotFinite(EngineError):
@@ -68,11 +73,13 @@ class Collected:
         self._greedy = request.sampling.temperature == 0
         self._tokens: list[int] = []
         self._logprobs: list[float] = []
+        self._given = 0  # tokens that have been passed on
 
-    def add(self, output: CompletionOutput) -> list[SampledToken] | None:
-        """Take the next tokens; returns all of them, with the policy of each, once the completion has ended.
+    def add(self, output: CompletionOutput, spans: Spans | None) -> list[SampledToken]:
+        """Take the next tokens; returns those that can be passed on, each with its policy.
 
-        Raises `NotFinite` for a log-prob that is no number, `EngineError` for an end that is none of ours.
+        That is all that has come where `spans` say who sampled it, and at the completion's end in any case. Raises
+        `NotFinite` for a log-prob that is no number, `EngineError` for an end that is none of ours.
         """
         assert output.logprobs is not None
         for token, candidates in zip(output.token_ids, output.logprobs, strict=True):
@@ -82,15 +89,20 @@ class Collected:
             self._tokens.append(token)
             self._logprobs.append(0.0 if self._greedy else logprob)
         if output.finish_reason is None:
-            return None
+            return self._take(spans) if spans else []
         if output.finish_reason not in ("stop", "length"):
             raise EngineError(f"vLLM ended a completion with {output.finish_reason!r}")
         finish = Finish.STOP if output.finish_reason == "stop" else Finish.LENGTH
-        policies = [
-            labelled(span.version) for span in output.weight_versions or () for _ in range(span.start, span.end)
-        ]
-        sampled = [
-            SampledToken(self._index, token, logprob, policy)
-            for token, logprob, policy in zip(self._tokens, self._logprobs, policies, strict=True)
-        ]
-        return [*sampled[:-1], SampledToken(self._index, self._tokens[-1], self._logprobs[-1], policies[-1], finish)]
+        *sampled, last = self._take([(span.version, span.start) for span in output.weight_versions or ()])
+        return [*sampled, replace(last, finish=finish)]
+
+    def _take(self, spans: Spans) -> list[SampledToken]:
+        """What has not been passed on. Spans may have begun since that no token here is from."""
+        policies = [labelled(version) for version, _ in spans]
+        taken, span = [], 0
+        for at in range(self._given, len(self._tokens)):
+            while span + 1 < len(spans) and spans[span + 1][1] <= at:
+                span += 1
+            taken.append(SampledToken(self._index, self._tokens[at], self._logprobs[at], policies[span]))
+        self._given = len(self._tokens)
+        return taken

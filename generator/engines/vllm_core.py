@@ -153,6 +153,17 @@ class Core:
         await self.call(self.llm.update_weight_version(name))
         await self.call(self.llm.resume_generation())
 
+    def spans(self, request: str) -> list[tuple[str, int]] | None:
+        """Which weights sampled what has come so far of a request: label and first token, ascending.
+
+        None once it has ended: its last output says so then.
+        """
+        processor = self.llm.output_processor
+        for name in processor.external_req_ids.get(request, ()):
+            if (state := processor.request_states.get(name)) is not None:
+                return list(state.weight_version_starts)
+        return None
+
     async def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """The result of a call to vLLM; raises `EngineError` when it dies meanwhile or does not answer in time."""
         task: asyncio.Future[Any] = asyncio.ensure_future(coroutine)

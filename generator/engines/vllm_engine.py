@@ -4,8 +4,9 @@
 flight; `_hand_over` gives vLLM the groups that wait. The engine itself runs in other processes (`vllm_core`).
 
 **Which policy a token is from** is noted by the engine's own process, which changes its label between two steps, while
-it is paused and nothing is being computed. Here, tokens computed before a swap may well arrive after it. So a
-completion is delivered when it has ended: with it comes vLLM's record of the spans that each policy sampled.
+it is paused and nothing is being computed. Here, tokens computed before a swap may well arrive after it. So it is
+vLLM's own record that says which policy sampled which span: it comes with a completion that has ended, and
+`Core.spans` looks it up earlier where somebody reads along.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class _Group:
 
     def __init__(self, request: SampleRequest) -> None:
         self.request = request
-        # At most one item per completion.
+        # At most one item per token.
         self.output: asyncio.Queue[list[SampledToken] | EngineError] = asyncio.Queue()
         self.tasks: list[asyncio.Task[None]] = []
 
@@ -54,11 +55,11 @@ class _Group:
 class VllmEngine:
     """`Engine` over vLLM's `AsyncLLM`. Needs a running event loop; `close` ends its processes.
 
-    A completion's tokens come in one list, when it has ended. Completions share the KV cache of what their prompts have
-    in common, also over groups; one that begins with a new policy finds nothing that an older one has cached, whatever
-    happens to the cache of those in flight. `busy_seconds` is wall time with a request in vLLM that is not paused,
-    `load_seconds` from pause to resumption; a restart is neither. Meanwhile groups wait; those that were being sampled
-    when the engine died end with `EngineError`.
+    A completion's tokens come in one list when it has ended, unless they are asked for as they come. Completions share
+    the KV cache of what their prompts have in common, also over groups; one that begins with a new policy finds nothing
+    that an older one has cached, whatever happens to the cache of those in flight. `busy_seconds` is wall time with a
+    request in vLLM that is not paused, `load_seconds` from pause to resumption; a restart is neither. Meanwhile groups
+    wait; those that were being sampled when the engine died end with `EngineError`.
     """
 
     def __init__(self, settings: GeneratorSettings, folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -230,10 +231,12 @@ class VllmEngine:
         self._waiting.append(group)
         self._hand_over()
         try:
-            for _ in range(request.group_size):
+            remaining = request.group_size
+            while remaining:
                 item = await group.output.get()  # `_keep` sees to it that one comes
                 if isinstance(item, EngineError):
                     raise item
+                remaining -= item[-1].finish is not None
                 yield item
         finally:
             self._held -= request.group_size
@@ -272,13 +275,14 @@ class VllmEngine:
         # The salt keeps what one policy has computed from requests that begin with another one.
         prompt: Any = {"prompt_token_ids": request.prompt, "cache_salt": label(self._policy)}
         sampling = parameters(request, index, self._limits.window, self._eos)
+        name = f"{next(self._names)}"
         try:
-            async with contextlib.aclosing(core.llm.generate(prompt, sampling, f"{next(self._names)}")) as outputs:
+            async with contextlib.aclosing(core.llm.generate(prompt, sampling, name)) as outputs:
                 async for output in outputs:
                     (completion,) = output.outputs
                     self._tokens += len(completion.token_ids)
                     self._last_token = time.monotonic()
-                    if (sampled := collected.add(completion)) is not None:
+                    if sampled := collected.add(completion, core.spans(name) if request.stream else None):
                         group.output.put_nowait(sampled)
         except NotFinite as error:
             self._tainted = True

@@ -10,6 +10,7 @@ import shutil
 import signal
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 import pytest_asyncio
@@ -82,8 +83,9 @@ async def test_log_probs_are_those_of_the_distribution_sampled_whatever_is_mixed
             assert recorded == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 async def test_around_many_swaps_every_token_was_drawn_from_the_policy_it_names(
-    engine: VllmEngine, tiny: VllmSubject
+    engine: VllmEngine, tiny: VllmSubject, stream: bool
 ) -> None:
     """Each policy moves every weight, so a token under a wrong name would show: the smallest gap is checked as well."""
     policies, weights = {FIRST: tiny}, {}
@@ -91,7 +93,10 @@ async def test_around_many_swaps_every_token_was_drawn_from_the_policy_it_names(
         ref = PolicyRef(1, version, f"{version:064x}")
         weights[ref] = tiny.altered(version, scale=0.4)
         policies[ref] = tiny.successor(weights[ref])
-    asked = [request(tiny.ids(text), 4, seed, max_tokens=120, temperature=1.2) for seed, text in enumerate(TEXTS)]
+    asked = [
+        replace(request(tiny.ids(text), 4, seed, max_tokens=120, temperature=1.2), stream=stream)
+        for seed, text in enumerate(TEXTS)
+    ]
     before = engine.stats.tokens
     groups = [asyncio.create_task(collect(engine, one)) for one in asked]
     for number, (ref, own) in enumerate(weights.items()):
@@ -297,3 +302,16 @@ async def test_an_engine_that_does_not_come_back_is_given_up(
         await collect(engine, request(tiny.ids("abc>")))
     with pytest.raises(EngineError, match="failed 3 times in a row"):
         await engine.load(SECOND, tiny.weights)
+
+
+async def test_who_reads_along_gets_the_same_tokens_long_before_the_end(engine: VllmEngine, tiny: VllmSubject) -> None:
+    asked = request(tiny.ids(TEXTS[0]), 2, max_tokens=100, temperature=0.8)
+    whole = await collect(engine, asked)
+    steps = []
+    async with aclosing(engine.submit(replace(asked, stream=True))) as sampled:
+        async for step in sampled:
+            steps.append(step)  # noqa: PERF401
+    assert len(steps) > 10 and not any(token.finish for token in steps[0])
+    streamed = {index: [token for step in steps for token in step if token.index == index] for index in whole}
+    assert said(streamed) == said(whole)
+    assert [group[-1].finish for group in streamed.values()] == [group[-1].finish for group in whole.values()]
