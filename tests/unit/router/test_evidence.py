@@ -18,8 +18,8 @@ def decision(request: str = "r", subtask: str = "", **fields: Any) -> RouteDecis
         "id": f"{request}.{subtask}", "run": "t", "request_id": request, "subtask": subtask, "session": "s", "key": "",
         "requested": "auto", "kind": "code", "demand": "mechanical", "pool": "compact", "order": ["strong"],
         "reason": "policy", "scores": SCORES, "excluded": {}, "propensity": 0.9, "tolerance": 0.1, "policy": "p",
-        "features": {"logit.compact": 1.0, "logit.strong": 2.0, "prompt_tokens": 100.0, "checked": 1.0}, "shadow": {"t": "strong"},
-        "at_ns": 5,
+        "features": {"logit.compact": 1.0, "logit.strong": 2.0, "prompt_tokens": 100.0, "checked": 1.0},
+        "shadow": {"t": "strong"}, "at_ns": 5,
     }  # fmt: skip
     return RouteDecision(**(given | fields))
 
