@@ -10,6 +10,7 @@ nor kept.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -32,6 +33,7 @@ LENGTHS = {  # answer tokens expected of a kind before any was seen
 }  # fmt: skip
 OTHER_LENGTH = 350
 LENGTH_WEIGHT = 20  # answers that the guess above counts as
+MOST = 64  # pools, kinds, and inputs of a pool that are fitted: the most frequent ones
 NEWTON_STEPS = 25
 CONVERGED = 1e-8
 
@@ -113,28 +115,38 @@ def fit(judged: Iterable[Judged], answers: Iterable[tuple[str, int]] = ()) -> Ca
     by_pool: dict[str, list[Judged]] = {}
     for each in judged:
         by_pool.setdefault(each.pool, []).append(each)
-    sums: dict[str, list[int]] = {}
+    by_kind: dict[str, list[int]] = {}
     for kind, tokens in answers:
-        sums.setdefault(kind, []).append(tokens)
+        by_kind.setdefault(kind, []).append(tokens)
+    pools = _most({pool: len(items) for pool, items in by_pool.items()})
+    kinds = _most({kind: len(seen) for kind, seen in by_kind.items()})
     return Calibration(
-        weights={pool: _posterior(items) for pool, items in sorted(by_pool.items())},
-        lengths={
-            kind: (LENGTHS.get(kind, OTHER_LENGTH) * LENGTH_WEIGHT + sum(seen)) / (LENGTH_WEIGHT + len(seen))
-            for kind, seen in sorted(sums.items())
-        },
-        samples={pool: len(items) for pool, items in sorted(by_pool.items())},
+        weights={pool: _posterior(by_pool[pool]) for pool in pools},
+        lengths={kind: _mean_length(kind, by_kind[kind]) for kind in kinds},
+        samples={pool: len(by_pool[pool]) for pool in pools},
     )
+
+
+def _most(counts: Mapping[str, int]) -> list[str]:
+    """The most frequent names, in order of the alphabet."""
+    return sorted(sorted(counts, key=lambda name: (-counts[name], name))[:MOST])
+
+
+def _mean_length(kind: str, seen: list[int]) -> float:
+    guess = LENGTHS.get(kind, OTHER_LENGTH)
+    return (guess * LENGTH_WEIGHT + sum(seen)) / (LENGTH_WEIGHT + len(seen))
 
 
 def _posterior(judged: list[Judged]) -> dict[str, float]:
     """Newton's method on ½ Σ λ (w − m)² + Σ log(1 + exp(−y w·x)); it is strictly convex, so there is one answer."""
     mean = MEAN[judged[0].tier]
-    names = sorted({name for each in judged for name in each.inputs} | set(mean))
+    names = sorted({*_most(Counter(name for each in judged for name in each.inputs)), *mean})
     column = {name: index for index, name in enumerate(names)}
     x = np.zeros((len(judged), len(names)))
     for row, each in enumerate(judged):
         for name, value in each.inputs.items():
-            x[row, column[name]] = bounded(value)
+            if name in column:
+                x[row, column[name]] = bounded(value)
     order = np.lexsort((*x.T, [each.success for each in judged]))  # sums of floats depend on their order
     x = x[order]
     y = np.array([each.success for each in judged], dtype=float)[order]

@@ -16,6 +16,7 @@ from router.policy.shadow import Logged
 
 LIVE = 10_000  # requests that messages are still expected of
 KEPT = 30_000  # older ones that are known to have gone well or badly; more than a trial takes
+RAREST = 1e-4  # propensity below which a decision is not used: it would outweigh all others
 GOOD = 0.5  # feedback's score from which an answer was right
 
 
@@ -154,7 +155,7 @@ def _logged(decision: RouteDecision, outcome: RouteOutcome, success: bool) -> Lo
     """A decision for a trial to be judged by; None where there was no choice."""
     scores = decision.scores
     greedy = decision.order[0] if decision.reason == "explored" and decision.order else decision.pool
-    if len(scores) < 2 or decision.propensity <= 0 or not {decision.pool, greedy} <= scores.keys():
+    if len(scores) < 2 or decision.propensity < RAREST or not {decision.pool, greedy} <= scores.keys():
         return None
     return Logged(
         pool=decision.pool,

@@ -26,7 +26,7 @@ from router.policy.evidence import Journal
 from router.policy.shadow import Verdict, judge
 from router.policy.sharing import share
 from router.policy.store import PolicyStore
-from router.policy.versions import Document
+from router.policy.versions import Document, Invalid
 
 log = structlog.get_logger(__name__)
 
@@ -84,7 +84,11 @@ def step(store: PolicyStore, journal: Journal, now_ns: int) -> None:
         },
         made_ns=now_ns,
     )
-    version = store.try_out(document, f"fitted to {len(samples)} judged answers")
+    try:
+        version = store.try_out(document, f"fitted to {len(samples)} judged answers")
+    except Invalid as error:  # the evidence comes from the bus, and may be nonsense
+        log.error("what was learned cannot be used", reason=str(error))
+        return
     log.info("trial begins", version=version, **document.metrics)
 
 

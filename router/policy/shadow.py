@@ -157,9 +157,9 @@ def judge(records: Sequence[Logged]) -> Verdict | None:
         "advantage_lower": over_active.lower,
         "advantage_over_single_lower": singles[hardest].lower,
     }
-    if over_active.lower <= 0:
+    if not over_active.lower > 0:
         return Verdict(False, f"not shown to be better than the policy in force ({_range(over_active)})", metrics)
-    if singles[hardest].lower <= 0:
+    if not singles[hardest].lower > 0:
         return Verdict(False, f"not shown to be better than {hardest} alone ({_range(singles[hardest])})", metrics)
     return Verdict(True, f"better than the policy in force ({_range(over_active)}) and any single pool", metrics)
 

@@ -10,7 +10,7 @@ import pytest
 
 from contracts.routing import Demand
 from router.decomposition.plan import Kind
-from router.policy.calibration import LENGTHS, Calibration, Judged, features, fit, inputs_of
+from router.policy.calibration import LENGTHS, MEAN, MOST, Calibration, Judged, features, fit, inputs_of
 from tests.unit.router.policies import pool, question
 
 PRIOR = Calibration()
@@ -86,6 +86,14 @@ def test_impossible_numbers_neither_break_a_fit_nor_a_prediction(value: float) -
     assert 0 < fitted.success("a", "compact", inputs()) < 1
     known = features(question(trajectory={"x": value}), [pool("a")], {"compact": value})
     assert 0 < fitted.success("a", "compact", inputs_of("a", Kind.CODE, Demand.DEEP, known)) < 1
+
+
+def test_what_is_fitted_is_bounded_whatever_names_come() -> None:
+    flood = [Judged(f"pool-{i}", "compact", {**inputs(), f"kind.{i}": 1.0}, True) for i in range(500)]
+    names = [Judged("a", "compact", {**inputs(), f"kind.{i}": 1.0}, True) for i in range(2000)]
+    fitted = fit([*flood, *names], [(f"kind-{i}", 10) for i in range(500)])
+    assert len(fitted.weights) == len(fitted.lengths) == MOST
+    assert len(fitted.weights["a"]) <= MOST + len(MEAN["compact"])
 
 
 def test_answer_lengths_start_at_a_guess_and_never_exceed_the_limit() -> None:

@@ -131,6 +131,7 @@ def test_what_exploration_chose_is_told_from_what_the_policy_prefers() -> None:
         ({"shadow": {}}, Verdict.PASSED),
         ({"policy": "another"}, Verdict.PASSED),
         ({"propensity": 0.0}, Verdict.PASSED),
+        ({"propensity": 1e-9}, Verdict.PASSED),
         ({"scores": {"compact": PoolScore(0.8, 10)}}, Verdict.PASSED),  # there was no choice
         ({"shadow": {"t": "gone"}}, Verdict.PASSED),
         ({}, Verdict.UNDECIDED),

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from contracts.routing import PoolScore
@@ -135,6 +136,13 @@ def test_a_trial_that_nothing_can_be_learned_from_ends() -> None:
     assert judge(records) is None
     verdict = judge(records * (shadow.PATIENCE // len(records)))
     assert verdict is not None and not verdict.promote and "told the two policies apart" in verdict.reason
+
+
+def test_nonsense_in_the_log_promotes_nothing() -> None:
+    records = [replace(record, propensity=1e-320) for record in logged(1500, 0, better, epsilon=0.3)]
+    with np.errstate(all="ignore"):
+        verdict = judge(records)
+    assert verdict is not None and not verdict.promote
 
 
 def test_a_checked_answer_is_valued_by_what_becomes_of_it_in_the_end() -> None:
