@@ -7,6 +7,7 @@ import json
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,10 +15,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from contracts.messages import PolicyRef, Sampling
-from generator.engines import RequestRefused, SampleRequest, make_engine, vllm_weights
+from generator.engines import RequestRefused, SampledToken, SampleRequest, make_engine, vllm_weights
 from generator.engines.base import EngineError
 from generator.engines.intervals import Intervals
-from generator.engines.vllm_completions import check_temperature, label, labelled
+from generator.engines.vllm_completions import Collected, check_temperature, label, labelled
 from generator.engines.vllm_core import GIB, arguments
 from generator.engines.vllm_weights import WeightFolders, skeleton
 from generator.settings import GeneratorSettings, VllmSettings
@@ -215,3 +216,41 @@ def test_without_room_in_memory_the_disk_is_used(
     folders = WeightFolders(source, skeleton(source))
     assert folders.write(POLICY, weights).is_relative_to(tmp_path)
     folders.close()
+
+
+NEXT = PolicyRef(2, 8, "b" * 64)
+
+
+def output(tokens: list[int], finish: str | None = None, spans: list[tuple[PolicyRef, int, int]] | None = None) -> Any:
+    """What vLLM reports of a completion, as far as it is looked at."""
+    return SimpleNamespace(
+        token_ids=tokens,
+        logprobs=[{token: SimpleNamespace(logprob=-0.5)} for token in tokens],
+        finish_reason=finish,
+        weight_versions=spans and [SimpleNamespace(version=label(ref), start=a, end=b) for ref, a, b in spans],
+    )
+
+
+def given(sampled: list[SampledToken]) -> list[tuple[int, int, bool]]:
+    return [(token.token, token.policy.version, token.finish is not None) for token in sampled]
+
+
+def test_tokens_are_passed_on_under_the_policy_of_their_span() -> None:
+    whole = [(POLICY, 0, 2), (NEXT, 2, 4)]
+    spans = [(label(POLICY), 0), (label(NEXT), 2)]
+    request = SampleRequest([1], 1, Sampling(max_tokens=4), 0)
+
+    waiting = Collected(request, 0)
+    assert waiting.add(output([5, 6]), None) == [], "nobody says who sampled them"
+    end = [(5, 7, False), (6, 7, False), (7, 8, False), (8, 8, True)]
+    assert given(waiting.add(output([7, 8], "stop", whole), None)) == end
+
+    reading = Collected(request, 0)
+    assert given(reading.add(output([5]), spans)) == end[:1], "a later span has begun that nothing here is from"
+    assert given(reading.add(output([6, 7]), spans)) == end[1:3]
+    assert given(reading.add(output([8], "stop", whole), None)) == end[3:]
+
+    late = Collected(request, 0)
+    assert given(late.add(output([5]), spans[:1])) == end[:1]
+    assert late.add(output([6]), None) == [], "the record is gone, the end is on its way"
+    assert given(late.add(output([7, 8], "stop", whole), None)) == end[1:]
