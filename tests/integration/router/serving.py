@@ -80,7 +80,7 @@ async def serving_generator(
 
     running = asyncio.create_task(service.run(main))
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while not service.health.is_ready:
                 await asyncio.sleep(0.02)
                 if running.done():
