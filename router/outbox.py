@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 
 import msgpack
@@ -94,7 +95,8 @@ class Outbox:
                 await self._append(await asyncio.to_thread(self._encoded, batch))
                 self._spooled.set()
             if time.monotonic() - synced >= SYNC_SECONDS:
-                await asyncio.to_thread(self._spool.sync)
+                with suppress(OSError):  # tried again in a second; what cannot be written at all is said in `_append`
+                    await asyncio.to_thread(self._spool.sync)
                 synced = time.monotonic()
         self._written.set()
         self._spooled.set()
@@ -143,20 +145,20 @@ class Outbox:
             if not self._bus.connected:
                 await _wait(self._closing, PAUSE_SECONDS)
                 continue
-            records = await asyncio.to_thread(self._spool.peek, BATCH)
-            if not records:
-                await _wait(self._spooled, GATHER_SECONDS if self._closing.is_set() else PAUSE_SECONDS)
-                continue
             try:
-                await self._send(records)
-            except (Unavailable, QueueFull) as error:
+                records = await asyncio.to_thread(self._spool.peek, BATCH)
+                if records:
+                    await self._send(records)
+                    await asyncio.to_thread(self._spool.advance)
+            except (Unavailable, QueueFull, OSError) as error:  # the bus, or the disk: no reason to stop answering
                 if str(error) != self._trouble:
-                    log.warning("publishing waits for the bus", reason=str(error), backlog_bytes=self._spool.size)
+                    log.warning("publishing waits", reason=str(error), backlog_bytes=self._spool.size)
                 self._trouble = str(error)
                 await _wait(self._closing, PAUSE_SECONDS)
                 continue
             self._trouble = ""
-            await asyncio.to_thread(self._spool.advance)
+            if not records:
+                await _wait(self._spooled, GATHER_SECONDS if self._closing.is_set() else PAUSE_SECONDS)
 
     async def _send(self, records: list[bytes]) -> None:
         """Publish a batch: decisions before the outcomes that name them, each channel in its order."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import resource
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
@@ -45,6 +46,7 @@ from router.settings import RouterSettings
 log = structlog.get_logger(__name__)
 
 BACKLOG = 2048  # connections that wait to be accepted
+FILES = 65_536  # open at once, where the system allows that many
 KEEP_ALIVE_SECONDS = 75  # idle connections of applications
 DRAIN_SHARE = 0.7  # of the time that a service has to stop: for running requests; the rest is for the books
 CLOSE_SECONDS = 2  # for connections, once nothing is being answered
@@ -84,12 +86,21 @@ async def main(service: Service) -> None:
 
         app = make_app(answering, completions, keys, books, alive=service.health.liveness, ready=ready)
         address = await stack.enter_async_context(listening(service, app, settings.host, settings.port))
+        _allow_connections()
         plan(parse(FIRST_REQUEST))  # what is made when it is first needed is made now
         _settle_memory()
         service.ready(address)
         await _until_stopped(service)
         completions.draining = True
         await completions.drained(DRAIN_SHARE * service.settings.service.drain_seconds)
+
+
+def _allow_connections() -> None:
+    """As many open files as the system lets this process have: each request that runs needs two."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = FILES if hard == resource.RLIM_INFINITY else min(hard, FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _settle_memory() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import signal
 import subprocess
 import sys
@@ -24,8 +25,8 @@ HELLO: Any = [{"role": "user", "content": "Hello there, how are you?"}]
 STREAMS = 64
 WORDS = " ".join(f"word{number}" for number in range(40))
 POOLS = {
-    "first": {"price_in": 1.0, "price_out": 1.0, "retries": 0},
-    "second": {"price_in": 2.0, "price_out": 2.0, "retries": 0},
+    "first": {"price_in": 1.0, "price_out": 1.0, "retries": 0, "cooldown_seconds": 1.0},
+    "second": {"price_in": 2.0, "price_out": 2.0, "retries": 0, "cooldown_seconds": 1.0},
 }
 
 
@@ -79,6 +80,7 @@ async def test_many_streams_while_a_pool_dies(lasting: Router) -> None:
         assert any(error for _, error in ends)  # begun on the pool that died: half an answer is not passed off as one
         after = [await one_stream(client, number, begun) for number in range(STREAMS, STREAMS + 4)]
         assert after == [(WORDS, "")] * 4
+    lasting.start_upstream("first")
     lasting.until(lambda: not lasting.upstreams["second"].active, "nothing is left running")
 
 
@@ -105,6 +107,30 @@ async def test_answers_go_on_without_the_server_and_are_published_when_it_is_bac
         finally:
             await bus.close()
     assert sorted(seen) == sorted(ids)
+
+
+def open_files(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+async def test_a_router_that_can_open_no_more_files_lives_on(lasting: Router) -> None:
+    pid = lasting.process.pid
+    allowed = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    lasting.upstreams["first"].script = lasting.upstreams["second"].script = Answer(text=WORDS, pace=0.02)
+    begun = asyncio.Event()
+    async with lasting.client() as client, asyncio.timeout(60):
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (open_files(pid) + STREAMS, allowed[1]))
+        try:
+            ends = await asyncio.gather(*(one_stream(client, number, begun) for number in range(STREAMS)))
+        finally:
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, allowed)
+        assert all(seen == WORDS if not error else WORDS.startswith(seen) for seen, error in ends)
+        assert {bool(error) for _, error in ends} == {True, False}
+        while True:  # as soon as no pool cools down
+            with suppress(openai.RateLimitError):
+                assert (await client.chat.completions.create(model="auto", messages=HELLO)).choices
+                break
+            await asyncio.sleep(0.2)
 
 
 async def test_running_requests_are_finished_before_it_stops(router: Router) -> None:
