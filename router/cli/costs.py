@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -80,34 +81,48 @@ def _show(rows: Sequence[Row], total: Row, by: By) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column(by.value)
-    for title in ("requests", "compact tokens", "strong tokens", "cost", "all strong", "saved", "saved %", "escalated"):
-        table.add_column(title, justify="right")
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(by.value, overflow="fold")
+    for title in ("requests", "compact", "strong", "cost", "all strong", "saved", "escalated"):
+        table.add_column(title, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(*_cells(row))
     table.add_section()
     table.add_row(*_cells(total), style="bold")
-    Console(highlight=False).print(table)
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(table)
+    console.print("compact, strong: tokens of prompts and answers; all strong: the same on the strongest pool alone")
+    if total.saved is not None:
+        console.print(f"saved {_dollars(total.saved)} of {_dollars(total.counterfactual)}")
 
 
 def _cells(row: Row) -> list[str]:
     return [
         row.name or NOBODY,
         f"{row.requests:,}",
-        f"{row.compact_tokens:,}",
-        f"{row.strong_tokens:,}",
+        _short(row.compact_tokens),
+        _short(row.strong_tokens),
         _dollars(row.cost),
         _dollars(row.counterfactual),
-        _dollars(row.saved),
         NOBODY if row.saved_share is None else f"{row.saved_share:.1%}",
         f"{row.escalations:,}",
     ]
 
 
+def _short(count: int) -> str:
+    """A count in at most six characters."""
+    for size, unit in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if count >= size * 10:
+            return f"{count / size:.4g}{unit}"
+    return str(count)
+
+
 def _dollars(picodollars: int | None) -> str:
-    """With as many places as a small sum needs."""
+    """To the cent, and what is less than a dollar to three digits."""
     if picodollars is None:
         return NOBODY
     dollars = picodollars / DOLLAR
-    return f"${dollars:,.2f}" if abs(dollars) >= 1 or not dollars else f"${dollars:.6f}"
+    if abs(dollars) >= 1 or not dollars:
+        return f"${dollars:,.2f}"
+    places = min(max(2 - math.floor(math.log10(abs(dollars))), 2), 12)
+    return f"${dollars:.{places}f}".rstrip("0")
