@@ -84,10 +84,10 @@ async def main(service: Service) -> None:
         def ready() -> tuple[bool, str]:
             return readiness(relay, service.bus.connected, service.stopping.is_set())
 
-        app = make_app(answering, completions, keys, books, alive=service.health.liveness, ready=ready)
-        address = await stack.enter_async_context(listening(service, app, settings.host, settings.port))
         _allow_connections()
         plan(parse(FIRST_REQUEST))  # what is made when it is first needed is made now
+        app = make_app(answering, completions, keys, books, alive=service.health.liveness, ready=ready)
+        address = await stack.enter_async_context(listening(service, app, settings.host, settings.port))
         _settle_memory()
         service.ready(address)
         await _until_stopped(service)
@@ -128,13 +128,13 @@ async def _on_the_bus(service: Service, answering: Answering, ledger: Ledger, st
 
 
 async def _lasting(name: str, work: Callable[[], Awaitable[None]]) -> None:
-    """Applications are answered whatever becomes of the bus: what needs it is begun again after a while."""
+    """Applications are answered whatever becomes of bus and disk: what needs them is begun again after a while."""
     while True:
         try:
             await work()
             return
-        except (UserError, Unavailable) as error:
-            log.error("not done for now", work=name, error=str(error))
+        except* (UserError, Unavailable, OSError) as errors:  # a full disk among them
+            log.error("not done for now", work=name, error="; ".join(map(str, errors.exceptions)))
         await asyncio.sleep(BUS_SECONDS)
 
 
