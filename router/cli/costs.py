@@ -92,8 +92,10 @@ def _show(rows: Sequence[Row], total: Row, by: By) -> None:
     console = Console(highlight=False, soft_wrap=True)
     console.print(table)
     console.print("compact, strong: tokens of prompts and answers; all strong: the same on the strongest pool alone")
-    if total.saved is not None:
+    if total.saved is not None and total.saved >= 0:
         console.print(f"saved {_dollars(total.saved)} of {_dollars(total.counterfactual)}")
+    elif total.saved is not None:
+        console.print(f"{_dollars(-total.saved)} dearer than the {_dollars(total.counterfactual)} of the strongest alone")
 
 
 def _cells(row: Row) -> list[str]:

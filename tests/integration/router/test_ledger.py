@@ -78,7 +78,7 @@ def test_sums_by_day_key_kind_and_pool_are_exact_while_the_router_runs(tmp_path:
         ]
         assert costs(tmp_path, "--since", "2026-12-01")["total"]["requests"] == 0
         assert re.search(
-            r"2026-11-30 +20 +9,280 +10,800 +\$0\.048131 +\$0\.042000 +\$-0\.006131 +-14\.6%", by_day["shown"]
+            r"2026-11-30 +20 +9280 +10.8k +\$0\.0481 +\$0\.042 +-14\.6%", by_day["shown"]
         )
     finally:
         ledger.close()
