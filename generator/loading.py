@@ -14,8 +14,10 @@ from typing import Protocol, TypeVar
 import structlog
 from transformers import PreTrainedTokenizerFast
 
+from contracts import subjects
 from contracts.errors import InvalidMessage
 from contracts.messages import PolicyVersion
+from contracts.subjects import STREAMS
 from generator.engines import Engine, EngineError, make_engine
 from generator.settings import GeneratorSettings
 from infra import instruments, models, weights
@@ -29,6 +31,7 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 POLICY_RETRY_SECONDS = 5.0  # before a policy that could not be read or loaded is tried again
+WEIGHTS = next(stream for stream in STREAMS if stream.name == subjects.WEIGHTS.stream)
 STUCK_SECONDS = 60.0  # a generator that has failed to load for so long leaves its tasks to others
 
 
@@ -55,11 +58,12 @@ async def sample(
         if first is None:
             return
         with tempfile.TemporaryDirectory(prefix="tailrace-model-") as folder:
-            models.unbundle(await policies.get_bundle(first.bundle), Path(folder))
+            files = await policies.get_bundle(first.bundle)
+            models.unbundle(files, Path(folder))
             tokenizer = models.load_tokenizer(Path(folder))
             engine = await asyncio.to_thread(make_engine, settings, Path(folder), tokenizer)
         try:
-            loader = Loader(engine, policies)
+            loader = Loader(engine, policies, files)
             worker = make(loader, tokenizer)
             loops = [
                 service.spawn(loader.follow(first, versions), "policies"),
@@ -92,10 +96,14 @@ async def unless_stopped(service: Service, waited_for: Awaitable[T]) -> T | None
 class Loader:
     """Brings one engine from policy to policy."""
 
-    def __init__(self, engine: Engine, policies: PolicyStore) -> None:
+    def __init__(self, engine: Engine, policies: PolicyStore, files: dict[str, bytes]) -> None:
+        """`files` are those of the policies' bundle."""
         self.engine = engine
         self.loaded = asyncio.Condition()  # notified after each load, and each attempt at one
         self._policies = policies
+        self._files = files
+        self._version: PolicyVersion | None = None  # that was loaded last
+        self._moving = asyncio.Lock()  # held while the mirror's bytes change, or must not
         self._mirror = policies.mirror()
         self._failing_since: float | None = None  # monotonic time since when no policy could be loaded
 
@@ -134,12 +142,23 @@ class Loader:
 
     async def load(self, version: PolicyVersion) -> None:
         """Fetch, verify and swap in one policy."""
-        got = await self._mirror.bring_to(version)
-        await self.engine.load(version.policy, weights.unpack(got.data, version.tensors))
+        async with self._moving:
+            got = await self._mirror.bring_to(version)
+            await self.engine.load(version.policy, weights.unpack(got.data, version.tensors))
+            self._version = version
         seconds = (time.time_ns() - version.published_ns) / 1e9
         instruments.weights(got.fetched, "load")
         instruments.weights_applied(seconds)
         log.info("policy loaded", version=version.policy.version, seconds_since_published=round(seconds, 2))
+
+    async def keep_stored(self) -> None:
+        """Store again what is loaded, where that is old and the store has lost it. Raises as `PolicyStore.keep`."""
+        async with self._moving:
+            version, held = self._version, self._mirror.held
+            if version is None or held is None or held[0] != version.policy:
+                return
+            if (time.time_ns() - version.published_ns) / 1e9 > WEIGHTS.max_age / 2:
+                await self._policies.keep(version, memoryview(held[1]), self._files)
 
     async def has_policy(self) -> None:
         """Return when the engine holds a policy: from then on there is a point in taking tasks."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import random
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -30,7 +31,7 @@ from generator.rollouts import rollout_of
 from generator.settings import GeneratorSettings
 from generator.texts import AnswerText
 from infra import instruments
-from infra.bus import Received, Unavailable
+from infra.bus import QueueFull, Received, Unavailable
 from infra.grading import Grade
 from infra.policies import PolicyStore
 from infra.service import Service
@@ -42,6 +43,7 @@ FLUSH_SECONDS = 0.03  # tokens sampled within are sent together
 CLOSE_SECONDS = 5.0  # for the engine to let go of a request that is given up
 REMEMBERED = 4096  # cancelled tasks
 RETRY_SECONDS = 1.0  # before a task is taken again whose tokens could not be sent
+KEEP_SECONDS = 3600.0  # between looks at whether the store still holds what serves
 SEEDS = 2**48
 
 
@@ -81,6 +83,7 @@ class Server:
     ) -> None:
         self.service = service
         self.settings = settings
+        self.loader = loader
         self.engine = loader.engine
         self.tokenizer = tokenizer
         self.reports = Reports(service, loader.engine, settings.role, lambda: self.engine.unable)
@@ -99,6 +102,7 @@ class Server:
         self.reports.tell_readiness()
         service, run = self.service, self.service.settings.run.name
         listening = await service.bus.listen(subjects.CANCEL, self.cancel, kind=Cancel, run=run)
+        keeping = service.spawn(self._keep_stored(), "weights of production")
         try:
             await work(
                 service.bus,
@@ -112,7 +116,17 @@ class Server:
                 pool=self.settings.pool,
             )
         finally:
+            keeping.cancel()
             await service.bus.connection.unsubscribe(listening)
+
+    async def _keep_stored(self) -> None:
+        """The store forgets weights after a while; what serves must be there for a generator that starts."""
+        while True:
+            await asyncio.sleep(KEEP_SECONDS * random.uniform(0.5, 1.5))  # not all generators at once
+            try:
+                await self.loader.keep_stored()
+            except (Unavailable, QueueFull) as error:
+                log.warning("weights of production not stored again", error=str(error))
 
     def cancel(self, message: Cancel) -> None:
         """Nobody waits for a task any more: it may be in hand, on its way, or another generator's."""

@@ -37,6 +37,11 @@ class Mirror:
         self._retention = retention
         self._held: tuple[PolicyRef, bytearray] | None = None
 
+    @property
+    def held(self) -> tuple[PolicyRef, bytearray] | None:
+        """The policy and the bytes of the copy; None while it is empty or being changed."""
+        return self._held
+
     async def bring_to(self, version: PolicyVersion) -> Weights:
         """The weights of `version`, verified by their digest: patched in place where the copy held allows it.
 

@@ -158,6 +158,15 @@ class PolicyStore:
         """The weight bytes, verified, by someone who holds no other. Raises as `Mirror.bring_to`."""
         return (await self.mirror().bring_to(policy)).data
 
+    async def keep(self, version: PolicyVersion, data: memoryview, files: dict[str, bytes]) -> None:
+        """Store a policy that serves, whole and with its bundle, where the store has lost either: both expire there.
+
+        For who serves it, which may go on long after the learner. `data` must not change meanwhile. Raises `QueueFull`
+        or `PublishFailed`.
+        """
+        await self.put_bundle(files)
+        await self._blobs.put(data, known_digest=version.policy.digest)
+
     async def collect(self, keep: int) -> int:
         """Delete every blob but those of the newest `keep` versions, of what serves, and what is being read.
 

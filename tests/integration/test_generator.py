@@ -57,7 +57,7 @@ async def following(bus: Bus, run: str, engine_type: type[TorchEngine], folder: 
     grader = Grader(Sandbox(1, Limits()), 1.0)  # never started: nothing is graded
     service = Service("generator", "generator-1", Settings(run=RunSettings(name=run)), bus, asyncio.Event())
     store = PolicyStore(bus, run)
-    generator = Generator(service, settings, Loader(engine, store), tokenizer, grader, {})
+    generator = Generator(service, settings, Loader(engine, store, models.bundle(folder)), tokenizer, grader, {})
     async with aclosing(store.follow("generator-1")) as versions:
         task = asyncio.create_task(generator.loader.follow(await anext(versions), versions))
         try:

@@ -10,8 +10,10 @@ from contextlib import AsyncExitStack, aclosing
 import pytest
 
 from contracts.messages import Outcome, Purpose, Rollout, Sampling, Task, Tokens, TokensError, Turn
-from contracts.subjects import ROLLOUT, TASK, TOKENS
+from contracts.subjects import ROLLOUT, TASK, TOKENS, WEIGHTS
+from infra.blobs import BlobStore
 from infra.bus import Bus
+from infra.chains import blobs_of
 from infra.server import EmbeddedServer
 from router.chat import Chunk
 from router.pools.base import Fault, PoolError
@@ -235,3 +237,20 @@ async def test_closing_a_pool_fails_what_is_in_flight_and_tells_the_generators(b
         await waiting
     assert await until(lambda: not asking._withdrawing)
     assert await retained(bus, TASK, run=run) == 0
+
+
+async def test_what_serves_is_stored_again_when_the_store_has_forgotten_it(
+    bus: Bus, run: str, ours: BusPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = await publish(bus, run, 0)
+    await promote(bus, run, version)
+    async with serving_generator(bus, run) as first:
+        for digest in blobs_of(version):
+            await BlobStore(bus.connection, WEIGHTS, run).delete(digest)
+        await first.loader.keep_stored()
+        assert await retained(bus, WEIGHTS, run=run) == 0, "the store forgets nothing as young as that"
+        monkeypatch.setattr("time.time_ns", lambda: version.published_ns + 4 * 24 * 3600 * 1_000_000_000)
+        await first.loader.keep_stored()
+        monkeypatch.undo()
+    async with serving_generator(bus, run):
+        assert (await ours.complete(body())).text, "a generator that starts now finds all it needs"
