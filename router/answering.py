@@ -145,7 +145,7 @@ class Answering:
 
     def _chooser(self, record: Record, plan: Plan, subtask: Subtask, body: Mapping[str, Any]) -> Choose:
         """What decides where a subtask goes; called again where a verifier has refused the answer."""
-        view = self.affinity.view(record.request.session, time.monotonic())
+        view = self.affinity.view(record.conversation, time.monotonic())
 
         def choose(minimum: str, checked: bool) -> Decision:
             question = question_of(
@@ -262,6 +262,6 @@ class Answering:
             reservation.release()
         self.keys.settle(record.caller, request.prompt_tokens, record.tokens, now)
         if status == Status.OK and record.whole:
-            self.affinity.used(request.session, outcome.pool, request.prompt_tokens, now)
+            self.affinity.used(record.conversation, outcome.pool, request.prompt_tokens, now)
         if any(attempt.verdict == Verdict.FAILED and attempt.tier != STRONG for attempt in record.attempts):
-            self.affinity.escalated(request.session)
+            self.affinity.escalated(record.conversation)

@@ -80,7 +80,7 @@ class Advisor:
         left = None if caller.budget is None else max(caller.budget - a.books.spent(caller.name), 0)
         record = Record(a.run, request, caller, wanted, left, id=asking.id)
         made = plan(request, NEVER)
-        view = a.affinity.view(request.session, time.monotonic())
+        view = a.affinity.view(record.conversation, time.monotonic())
         question = question_of(request, wanted, made, made.subtasks[0], view=view, budget=left)
         policy, trial = a.policies()
         states = view.known(a.relay.states())

@@ -45,6 +45,11 @@ class Record:
     outcome: RouteOutcome | None = None  # set once, at the end
 
     @property
+    def conversation(self) -> str:
+        """Whose session it is a turn of: what one key's sessions do is nothing to those of another."""
+        return f"{self.caller.name}/{self.request.session}"
+
+    @property
     def cost(self) -> int:
         """Picodollars of all calls that have ended."""
         return sum(attempt.cost for attempt in self.attempts)
