@@ -404,12 +404,12 @@ class GeneratorReport(Message, frozen=True, tag="generator_report"):
     generator: str  # instance
     generation: Nat  # of the loaded policy
     version: Nat  # of the loaded policy
-    seconds: dict[str, float]  # wall seconds by state since the first training task: busy, idle, load
-    wall_seconds: float  # since the first training task of this process
+    seconds: dict[str, float]  # wall seconds by state since the first training task, or request: busy, idle, load
+    wall_seconds: float  # since the first training task, or request, of this process
     idle_seconds: float  # of wall_seconds, the engine had nothing to compute
     tokens: Nat  # sampled tokens so far
     rollouts: Nat  # published so far
-    outcomes: dict[str, int]  # rollouts by Outcome
+    outcomes: dict[str, int]  # rollouts by Outcome; requests without an answer by cancelled, expired, refused, failed
     inflight: Nat  # completions being sampled now
     at_ns: Nat  # unix ns
     tasks: dict[str, Nat] = {}  # training tasks being worked on: id -> version loaded when sampling began
