@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import aclosing, contextmanager
 from typing import Any
 
-import msgspec
 import structlog
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
@@ -24,6 +23,7 @@ from router.gateway.keys import PICODOLLARS, Keys
 from router.gateway.parse import MAX_BYTES, parse
 from router.gateway.stream import Events
 from router.ledger.account import answers
+from router.pools.counting import encode
 from router.record import Record
 
 LONG_BODY = 1024 * 1024  # bytes
@@ -37,8 +37,6 @@ EVENT_STREAM = [
 ]
 
 log = structlog.get_logger(__name__)
-
-_encode = msgspec.json.Encoder().encode
 
 
 class Completions:
@@ -57,7 +55,8 @@ class Completions:
         assert task is not None, "the server runs each request in a task"
         self.running.add(task)
         try:
-            await self._answer(scope, receive, send)
+            with self._told_when_cut():
+                await self._answer(scope, receive, send)
         except ApiError as error:
             await _respond(send, error.status, error_object(error), error_headers(error))
         except ClientGone:
@@ -111,7 +110,8 @@ class Completions:
         except ApiError as error:
             await self._refuse(send, record, error)
             return
-        body = {**reply.body, "id": record.id, "usage": _usage(reply.usage, reply.body.get("usage"), record.cost)}
+        told = _usage(reply.usage, reply.body.get("usage"), record.cost)
+        body = {**reply.body, "id": record.id, "model": reply.model or reply.pool, "usage": told}
         await _respond(send, 200, body, h.told(record, self._pools))
 
     async def _stream(self, record: Record, receive: Receive, send: Send) -> None:
@@ -124,7 +124,7 @@ class Completions:
             if not events.started:
                 await self._refuse(send, record, error)
                 return
-            await events.data(_encode(error_object(error)))
+            await events.data(encode(error_object(error)))
         await events.end()
 
     async def _tell(self, record: Record, events: Events) -> None:
@@ -139,10 +139,10 @@ class Completions:
                 if chunk.usage is not None:
                     usage = chunk.usage
                 if base.get("choices"):
-                    await events.data(_encode(base))
+                    await events.data(encode(base))
         if record.request.include_usage:
             told = _usage(usage or _counted(record), reported, record.cost)
-            await events.data(_encode({**base, "choices": [], "usage": told}))
+            await events.data(encode({**base, "choices": [], "usage": told}))
         await events.comment(f"{h.COST}={h.dollars(record.cost)} {h.ATTEMPTS}={len(record.attempts)}")
         await events.data(b"[DONE]")
 
@@ -156,7 +156,7 @@ def _stopped() -> ApiError:
 
 
 async def _respond(send: Send, status: int, body: dict[str, Any], headers: h.Raw) -> None:
-    data = _encode(body)
+    data = encode(body)
     always = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(data))]
     await send({"type": "http.response.start", "status": status, "headers": always + headers})
     await send({"type": "http.response.body", "body": data, "more_body": False})

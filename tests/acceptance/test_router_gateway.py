@@ -307,6 +307,23 @@ async def test_half_a_surrogate_pair_gets_through(router: Router) -> None:
     assert router.upstreams["large"].calls[-1].body["messages"][0]["content"] == "cut \ufffd"
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_half_a_surrogate_pair_in_an_answer_does_not_lose_it(
+    router: Router, client: openai.AsyncOpenAI, streamed: bool
+) -> None:
+    said = rb'{"role": "assistant", "content": "cut \ud83d"}'
+    if streamed:
+        chunk = rb'data: {"choices": [{"index": 0, "delta": %b, "finish_reason": "stop"}]}' % said
+        router.upstreams["large"].script = Answer(raw=chunk + b"\n\ndata: [DONE]\n\n")
+        text = await text_of(await client.chat.completions.create(model="large", messages=HELLO, stream=True))
+    else:
+        whole = rb'{"choices": [{"index": 0, "message": %b, "finish_reason": "stop"}]}' % said
+        router.upstreams["large"].script = Answer(raw=whole)
+        answer = await client.chat.completions.create(model="large", messages=HELLO)
+        text = answer.choices[0].message.content or ""
+    assert text.startswith("cut ")
+
+
 # --- what breaks on the way -------------------------------------------------------------------------------------------
 
 
