@@ -122,12 +122,14 @@ async def _feed(bus: Bus, board: Board, channel: Channel, tokens: Mapping[str, s
 async def _watch_queues(bus: Bus, board: Board, pools: Sequence[str]) -> None:
     while True:
         queues = []
-        for purpose in (Purpose.TRAIN, Purpose.EVAL):
+        for purpose in Purpose:
             for pool in pools:
                 try:
-                    queues.append(await _queue(bus, board.run, purpose, pool))
+                    queue = await _queue(bus, board.run, purpose, pool)
                 except (APIError, Unavailable):
                     continue
+                if purpose is not Purpose.SERVE or queue.waiting or queue.taken:  # most runs serve nobody
+                    queues.append(queue)
         board.queues = queues
         await asyncio.sleep(QUEUE_SECONDS)
 

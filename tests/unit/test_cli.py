@@ -82,6 +82,7 @@ WRONG = {
     "unknown option": (["demo", "--presett", "tiny"], "--presett"),
     "unknown preset": (["demo", "--preset", "huge"], "huge"),
     "unknown service": (["run", "service.toml"], "processes.generatr"),
+    "unknown role": (["run", "role.toml"], "processes.generator.eat: generator has no such role; its roles are: train"),
 }
 
 
@@ -93,6 +94,7 @@ def test_what_a_person_got_wrong_is_one_sentence_and_exit_code_2(
     (tmp_path / "full" / "file").touch()
     (tmp_path / "wrong.toml").write_text("[learner]\nstepz = 3\n")
     (tmp_path / "service.toml").write_text("[processes]\ngeneratr = 3\n")
+    (tmp_path / "role.toml").write_text('[processes]\n"generator.eat" = 1\n')
     done = tailrace(*arguments)
     assert done.returncode == 2, done
     assert sentence in done.stderr
