@@ -8,23 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
+from sklearn.utils.extmath import randomized_svd
 
 from router.policy.features import BUCKETS, Features
-from router.policy.model import Arrays, Matrix, RoutingModel, kernel_point
+from router.policy.model import Arrays, Matrix, RoutingModel, point_of
 
 PENALTY = 12.0  # of the linear scores of outcomes
 GROUP_PENALTY = 1.0  # of the linear scores of groups
-KERNEL_PENALTY = 10.0
+KERNEL_PENALTY = 20.0
 FOLDS = 5
-RANK = 64  # of the compressed linear scores
+TOPICS = 64
+RANK = 96  # of the compressed scores
 LANDMARKS = 512
-# What groups, outcomes and figures of form count in the kernel: their mean square distances.
-GROUP_SCALE, OUTCOME_SCALE, FORM_SCALE = 0.7, 0.15, 0.4
+# For each kernel, the mean of its exponent that is due to outcomes, groups, topics and figures of form. Without groups
+# the first kernel would see little but outcomes: it is left out.
+KERNELS = ((0.2, 0.35, 0.0, 0.3), (0.0, 0.0, 1.0, 0.5))
 RARE = 2  # buckets in fewer prompts than this say nothing
 STEPS, CONVERGED = 40, 1e-4  # of conjugate gradients
 LEAST_GROUP = 20  # rows of a group that is scored
@@ -174,21 +176,24 @@ def kernel_ridge(similar: Doubles, among: Doubles, outcomes: Matrix) -> Doubles:
     return weights
 
 
-def blend_of(linear: Matrix, kernel: Matrix, outcomes: Matrix) -> Matrix:
-    """[3, T] constant and shares of both scores: least squares out of fold.
+def blend_of(total: Matrix, outcomes: Matrix) -> Matrix:
+    """[2, T] constant and share of a score: least squares out of fold.
 
-    The shares are the same for all outcomes, so that differences between outcomes rank prompts as the scores do.
+    The share is the same for all outcomes, so that differences between outcomes rank prompts as the scores do.
     """
     known = ~np.isnan(outcomes)
     counts = np.maximum(known.sum(0), 1)
-    linear_mean, kernel_mean, mean = (
-        np.where(known, values, 0).sum(0) / counts for values in (linear, kernel, outcomes)
-    )  # fmt: skip
-    inputs = np.stack([(linear - linear_mean)[known], (kernel - kernel_mean)[known]], axis=1).astype(np.float64)
-    shares, *_ = np.linalg.lstsq(inputs, (outcomes - mean)[known].astype(np.float64))
-    shares = np.maximum(shares, 0)
-    constant = mean - shares[0] * linear_mean - shares[1] * kernel_mean
-    return np.stack([constant, *(np.full(len(mean), share) for share in shares)]).astype(np.float32)
+    middle, mean = (np.where(known, values, 0).sum(0) / counts for values in (total, outcomes))
+    inputs, targets = (total - middle)[known].astype(np.float64), (outcomes - mean)[known].astype(np.float64)
+    share = max(float(inputs @ targets) / max(float(inputs @ inputs), 1e-9), 0.0)
+    return np.stack([mean - share * middle, np.full(len(mean), share)]).astype(np.float32)
+
+
+def topics_of(inputs: sp.csr_array, seed: int) -> Matrix:
+    """[V, TOPICS] right singular vectors: latent semantic analysis (Deerwester et al. 1990) of the training prompts."""
+    count = min(TOPICS, inputs.shape[0] - 1)
+    _, _, vectors = randomized_svd(sp.csr_matrix(inputs), count, n_iter=2, random_state=seed)
+    return np.ascontiguousarray(vectors.T, dtype=np.float32)
 
 
 def fit(
@@ -196,7 +201,6 @@ def fit(
     outcomes: dict[str, Matrix],
     groups: Sequence[str],
     clusters: Places,
-    card: dict[str, Any],
     seed: int = 0,
 ) -> Fitted:
     """Train on N prompts: outcomes by name, [N] each, NaN where unknown; `clusters` tell near-duplicates."""
@@ -211,53 +215,68 @@ def fit(
         inside, outside = np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
         scores[outside] = inputs[outside] @ Linear.fit(inputs[inside], targets[inside], members[inside]).weights
     whole = Linear.fit(inputs, targets, members)
+    directions = topics_of(inputs, seed)
+    topics = np.repeat(np.array([0, 1], np.float32), [columns, directions.shape[1]])
     centre, spread = prompts.shape.mean(0), prompts.shape.std(0) + np.float32(1e-3)
-    weight = _kernel_weights(scores, targets.shape[1], prompts.shape.shape[1])
-    points = kernel_point(scores, prompts.shape, centre, spread, weight)
+    points = point_of(np.hstack([scores, inputs @ directions]), topics, prompts.shape, centre, spread)
+    weights = kernel_weights(points, (targets.shape[1], members.shape[1], directions.shape[1], len(centre)))
     landmarks = points[np.sort(np.random.default_rng(seed).permutation(len(points))[:LANDMARKS])]
-    similar, among = gaussian(points, landmarks), gaussian(landmarks, landmarks)
     centred = targets - whole.means
-    kernel = np.zeros_like(targets)
-    for fold in range(FOLDS):
-        inside, outside = np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
-        kernel[outside] = similar[outside] @ kernel_ridge(similar[inside], among, centred[inside])
-    linear = scores[:, : targets.shape[1]]
-    blend = blend_of(linear, kernel, targets)
-    basis, scale, mix = compressed(inputs, whole.weights)
+    total = scores[:, : targets.shape[1]].copy()
+    duals = []
+    for weight in weights:
+        similar, among = (gaussian(each * weight, landmarks * weight) for each in (points, landmarks))
+        for fold in range(FOLDS):
+            inside, outside = np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
+            total[outside] += similar[outside] @ kernel_ridge(similar[inside], among, centred[inside])
+        duals.append(kernel_ridge(similar, among, centred))
+    blend = blend_of(total, targets)
+    basis, scale, mix = compressed(inputs, np.hstack([whole.weights, directions]))
     arrays = Arrays(
         idf=idf,
         basis=basis,
         scale=scale,
         mix=mix,
+        topics=topics,
         centre=centre,
         spread=spread,
-        weight=weight,
+        weights=weights,
         landmarks=landmarks,
-        dual=kernel_ridge(similar, among, centred).astype(np.float32),
+        duals=np.stack(duals).astype(np.float32),
         blend=blend,
     )
-    return Fitted(RoutingModel(arrays, list(outcomes), card), blend[0] + blend[1] * linear + blend[2] * kernel)
+    return Fitted(RoutingModel(arrays, list(outcomes), {}), blend[0] + blend[1] * total)
 
 
-def _kernel_weights(scores: Matrix, outcomes: int, form: int) -> Matrix:
-    """[D] so that groups, outcomes and figures of form each contribute their mean square to the kernel's exponent."""
-    spread = scores.std(0)
-    groups = spread[outcomes:]
-    total = float(np.sqrt((groups**2).sum())) or 1.0
-    return np.concatenate(
-        [
-            np.sqrt(OUTCOME_SCALE / 2 / outcomes) / (spread[:outcomes] + 1e-6),
-            np.full(len(groups), np.sqrt(GROUP_SCALE / 2) / total),
-            np.full(form, np.sqrt(FORM_SCALE / 2 / form)),
-        ]
-    ).astype(np.float32)
+def kernel_weights(points: Matrix, sizes: tuple[int, int, int, int]) -> Matrix:
+    """[K, D] so that each part of a point contributes its share to the mean of each kernel's exponent.
+
+    Outcomes and figures of form count alike among themselves; groups and topics as much as they vary.
+    """
+    spread = points.std(0)
+    parts = np.split(np.arange(len(spread)), np.cumsum(sizes)[:-1])
+    kernels = [kernel for kernel in KERNELS if sizes[1] or not kernel[1]]
+    weights = np.zeros((len(kernels), len(spread)))
+    for row, kernel in zip(weights, kernels, strict=True):
+        for place, (part, share) in enumerate(zip(parts, kernel, strict=True)):
+            # The mean square distance of two points is twice the variance.
+            if place in (0, 3):
+                row[part] = np.sqrt(share / 2 / max(len(part), 1)) / (spread[part] + 1e-6)
+            elif len(part):
+                row[part] = np.sqrt(share / 2 / float((spread[part] ** 2).sum() + 1e-9))
+    return weights.astype(np.float32)
 
 
 def compressed(inputs: sp.csr_array, weights: Matrix) -> tuple[npt.NDArray[np.int8], Matrix, Matrix]:
-    """The basis, its scale and the mix that keep most of what XW tells: reduced-rank regression, then eight bits."""
+    """The basis, its scale and the mix that keep most of what XW tells: reduced-rank regression, then eight bits.
+
+    Every column counts alike, whatever its units.
+    """
     fitted = inputs @ weights
+    units = fitted.std(0) + np.float32(1e-6)
+    fitted /= units
     _, vectors = np.linalg.eigh((fitted.T @ fitted).astype(np.float64))
     mix = vectors[:, ::-1][:, :RANK].astype(np.float32)
-    basis = weights @ mix
+    basis = (weights / units) @ mix
     scale = np.maximum(np.abs(basis).max(0), 1e-12) / 127
-    return np.round(basis / scale).astype(np.int8), scale, np.ascontiguousarray(mix.T)
+    return np.round(basis / scale).astype(np.int8), scale, np.ascontiguousarray(mix.T * units)

@@ -1,13 +1,14 @@
 """The cold-start model: from a text alone, how likely each kind of language model is to answer it well.
 
-Two regressions of outcomes (1 = right, 0 = wrong), fitted by router/policy/fit.py:
+Regressions of outcomes (1 = right, 0 = wrong), fitted by router/policy/fit.py:
 
 - linear: ridge on hashed n-grams with TF-IDF weights;
-- kernel: ridge with a Gaussian kernel on a small vector, which holds the linear scores, the scores of the training
-  data's groups (subjects, sources), and figures of form. With the Nyström method (Williams & Seeger 2001) it costs a
-  product with a few hundred landmarks. It gives what the mean per subject gives without being told the subject.
+- kernels: ridge with Gaussian kernels on a small vector, a prompt's point, which holds the linear scores of outcomes
+  and of the training data's groups (subjects, sources), its place among topics (latent semantic analysis), and figures
+  of form. With the Nyström method (Williams & Seeger 2001) they cost a product with a few hundred landmarks, and give
+  what the mean per subject gives without being told the subject.
 
-Their weighted sum is a calibrated probability; `logits` gives its log-odds.
+Their mean, calibrated, is a probability; `logits` gives its log-odds.
 """
 
 from __future__ import annotations
@@ -40,18 +41,22 @@ Matrix = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Arrays:
-    """What is learned. V = 2 * BUCKETS, T outcomes, C = T + groups columns, R rank, L landmarks, D = C + len(SHAPE)."""
+    """What is learned.
+
+    V = 2 * BUCKETS, R rank, T outcomes, C = T + groups + topics, D = C + len(SHAPE), K kernels, L landmarks.
+    """
 
     idf: Matrix  # [V] inverse document frequency of character n-grams, then of words
     basis: npt.NDArray[np.int8]  # [V, R] in units of `scale`
     scale: Matrix  # [R]
-    mix: Matrix  # [R, C] basis -> linear scores of outcomes, then of groups
+    mix: Matrix  # [R, C] basis -> scores of outcomes, of groups, of topics
+    topics: Matrix  # [C] 1 for topics, 0 for the others
     centre: Matrix  # [len(SHAPE)] mean of each figure of form
     spread: Matrix  # [len(SHAPE)] its standard deviation
-    weight: Matrix  # [D] what a coordinate counts in the kernel
+    weights: Matrix  # [K, D] what a coordinate counts in each kernel
     landmarks: Matrix  # [L, D]
-    dual: Matrix  # [L, T]
-    blend: Matrix  # [3, T] constant, share of the linear and of the kernel score
+    duals: Matrix  # [K, L, T]
+    blend: Matrix  # [2, T] constant, and share of the sum of all scores
 
 
 class RoutingModel:
@@ -61,8 +66,9 @@ class RoutingModel:
         self.arrays = arrays
         self.outcomes = outcomes  # [T]
         self.card = card  # what it was trained on and how well it does; JSON-able
-        self._norms = (arrays.landmarks**2).sum(1)
         self._mix = arrays.scale[:, None] * arrays.mix
+        self._landmarks = arrays.landmarks[None] * arrays.weights[:, None]  # [K, L, D]
+        self._norms = (self._landmarks**2).sum(2)  # [K, L]
         self._tiers = [place for place, name in enumerate(outcomes) if name.startswith(TIER)]
 
     @cached_property
@@ -101,11 +107,11 @@ class RoutingModel:
             if norm:
                 scores += (values / norm) @ arrays.basis[rows].astype(np.float32)
         columns = scores @ self._mix
-        linear = columns[: len(self.outcomes)]
-        point = kernel_point(columns, features.shape, arrays.centre, arrays.spread, arrays.weight)
-        distances = self._norms + point @ point - 2 * (arrays.landmarks @ point)
-        kernel = np.exp(-np.maximum(distances, 0)) @ arrays.dual
-        return arrays.blend[0] + arrays.blend[1] * linear + arrays.blend[2] * kernel
+        points = point_of(columns, arrays.topics, features.shape, arrays.centre, arrays.spread) * arrays.weights
+        distances = self._norms + (points**2).sum(1)[:, None] - 2 * (self._landmarks @ points[:, :, None])[:, :, 0]
+        similar = np.exp(-np.maximum(distances, 0))
+        total = columns[: len(self.outcomes)] + (similar[:, None] @ arrays.duals).sum((0, 1))
+        return arrays.blend[0] + arrays.blend[1] * total
 
     def save(self, path: Path) -> None:
         """Write it as safetensors; the card is part of the file."""
@@ -144,20 +150,22 @@ class RoutingModel:
         return cls(_checked(tensors, len(outcomes)), [str(name) for name in outcomes], card)
 
 
-def kernel_point(columns: Matrix, shape: Matrix, centre: Matrix, spread: Matrix, weight: Matrix) -> Matrix:
-    """[..., D] where a prompt lies for the kernel: linear scores and figures of form, each by its weight."""
+def point_of(columns: Matrix, topics: Matrix, shape: Matrix, centre: Matrix, spread: Matrix) -> Matrix:
+    """[..., D] where prompts lie: their scores, those of topics scaled to length 1, and their figures of form."""
+    length = np.sqrt((columns**2 * topics).sum(-1, keepdims=True)) + np.float32(1e-6)
     form = np.clip((shape - centre) / spread, -3, 3)
-    return np.concatenate([columns, form], axis=-1) * weight
+    return np.concatenate([columns / np.where(topics > 0, length, 1), form], axis=-1)
 
 
 def _checked(tensors: dict[str, npt.NDArray[Any]], outcomes: int) -> Arrays:
     """The arrays, each of the shape and type that the others demand, and finite."""
-    rank, columns, landmarks = len(tensors["scale"]), tensors["mix"].shape[-1], len(tensors["landmarks"])
+    rank, columns = tensors["mix"].shape
+    kernels, landmarks = len(tensors["weights"]), len(tensors["landmarks"])
     vocabulary, form = 2 * BUCKETS, len(SHAPE)
     shapes: dict[str, tuple[int, ...]] = {
         "idf": (vocabulary,), "basis": (vocabulary, rank), "scale": (rank,), "mix": (rank, columns),
-        "centre": (form,), "spread": (form,), "weight": (columns + form,),
-        "landmarks": (landmarks, columns + form), "dual": (landmarks, outcomes), "blend": (3, outcomes),
+        "topics": (columns,), "centre": (form,), "spread": (form,), "weights": (kernels, columns + form),
+        "landmarks": (landmarks, columns + form), "duals": (kernels, landmarks, outcomes), "blend": (2, outcomes),
     }  # fmt: skip
     for name, shape in shapes.items():
         array = tensors[name]
