@@ -36,10 +36,10 @@ class _Request:
 
 @dataclass(frozen=True)
 class _Known:
-    """What one request says: its judged answers with the times of their decisions, kind and tokens of its answers, and
-    for each judged decision who made it, what a trial would have chosen, and how it went."""
+    """What one request says: its judged answers, each with the time of its decision and the policy that made it; kind
+    and tokens of its answers; and for each judged decision who made it, what a trial would have chosen, how it went."""
 
-    judged: list[tuple[int, Judged]]
+    judged: list[tuple[int, str, Judged]]
     answers: list[tuple[str, int]]
     logged: list[tuple[str, dict[str, str], Logged]]
 
@@ -76,8 +76,8 @@ class Journal:
         while len(self._settled) > self._kept:
             self._settled.popitem(last=False)
 
-    def judged(self) -> list[tuple[int, Judged]]:
-        """Answers known to be right or wrong, each with the time of its decision in unix ns."""
+    def judged(self) -> list[tuple[int, str, Judged]]:
+        """Answers known to be right or wrong, each with its decision's time in unix ns and version of the policy."""
         return [each for known in self._all() for each in known.judged]
 
     def answers(self) -> list[tuple[str, int]]:
@@ -110,7 +110,8 @@ def _known(request: _Request) -> _Known:
         decision = request.decision(attempt.subtask)
         if decision is not None and f"logit.{attempt.pool}" in decision.features and attempt.tier in MEAN:
             inputs = inputs_of(attempt.pool, decision.kind, decision.demand, decision.features)
-            known.judged.append((decision.at_ns, Judged(attempt.pool, attempt.tier, inputs, success)))
+            judged = Judged(attempt.pool, attempt.tier, inputs, success)
+            known.judged.append((decision.at_ns, decision.policy, judged))
     for subtask, success in last.items():
         decision = request.decision(subtask)
         if decision is not None and decision.shadow and request.outcome is not None:

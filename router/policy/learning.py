@@ -67,14 +67,17 @@ def step(store: PolicyStore, journal: Journal, now_ns: int) -> None:
         if verdict is not None:
             log.info("trial ended", version=version, promoted=verdict.promote, reason=verdict.reason)
         return
-    judged = journal.judged()
+    model = store.policy.model.version  # logits of another cold-start model mean something else
+    found = journal.judged()
+    ours = {version for version in {version for _, version, _ in found} if store.model_of(version) == model}
+    judged = [(at_ns, each) for at_ns, version, each in found if version in ours]
     last = max((note.since_ns for note in store.head.notes.values()), default=0)
     if sum(at_ns > last for at_ns, _ in judged) < ENOUGH:
         return
     samples = [each for _, each in judged]
     calibration = fit(samples, journal.answers())
     document = Document(
-        model=store.policy.model.version,
+        model=model,
         calibration=calibration,
         parent=store.policy.version,
         metrics={

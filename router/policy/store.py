@@ -47,6 +47,7 @@ class PolicyStore:
         self._load_model = load
         self._now_ns = now_ns
         self.shipped = Policy(encode(Document(model.version, Calibration()))[0], model, Calibration())
+        self._made_on = {self.shipped.version: model.version}
         self.policy = self.shipped
         self.trial: Policy | None = None
         self.head = Head()
@@ -105,6 +106,15 @@ class PolicyStore:
                 raise UserError(f"{path} holds cold-start model {model.version}; put the right file in its place")
             self._models[version] = model
         return self._models[version]
+
+    def model_of(self, version: str) -> str:
+        """Version of the cold-start model that a policy is made on; empty where that is not known here."""
+        if version not in self._made_on:
+            try:
+                self._made_on[version] = decode(version, self.read(version)).model
+            except Invalid:
+                return ""
+        return self._made_on[version]
 
     def has(self, version: str) -> bool:
         """Whether a version is here, and usable as far as its content goes."""

@@ -47,7 +47,7 @@ def known(*messages: Any) -> list[tuple[str, bool]]:
     journal = Journal()
     for message in messages:
         journal.add(message)
-    return [(each.pool, each.success) for _, each in journal.judged()]
+    return [(each.pool, each.success) for *_, each in journal.judged()]
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_each_subtask_is_judged_for_itself() -> None:
         outcome(attempt(Verdict.PASSED, subtask="s1"), attempt(Verdict.FAILED, "strong", subtask="s2")),
     ):
         journal.add(message)
-    assert sorted((each.pool, each.success) for _, each in journal.judged()) == [("compact", True), ("strong", False)]
+    assert sorted((each.pool, each.success) for *_, each in journal.judged()) == [("compact", True), ("strong", False)]
     assert sorted((each.pool, each.success) for each in journal.logged("t", "p")) == [
         ("compact", True),
         ("strong", False),
