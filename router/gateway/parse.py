@@ -14,17 +14,12 @@ import msgspec
 
 from router.chat import ChatRequest, Message
 from router.gateway.messages import read, wrong
+from router.pools.counting import prompt_tokens
 
 MAX_BYTES = 8 * 1024 * 1024  # of a request's body; longer ones are refused with 413 before they are read
 MAX_CHOICES = 128
 MAX_DEPTH = 100  # nested arrays and objects; what comes after us must not run out of stack
 TOO_DEEP = f"arrays and objects in the body are nested more than {MAX_DEPTH} deep"
-
-# A prompt is taken for one token per 3.5 bytes of UTF-8: English prose has 4 to 5, code about 3.3, Chinese 3 per
-# character. On the high side, because a window that is too small costs a call and one that is too large costs nothing.
-BYTES_PER_TOKEN = 3.5
-TOKENS_PER_MESSAGE = 4  # role and separators
-TOKENS_PER_IMAGE = 765  # a picture of 1024 x 1024 in high detail, as OpenAI counts it
 
 # An escape of a pair of surrogates, or of half a pair (group 2), behind escaped backslashes (group 1).
 _SURROGATE = re.compile(
@@ -58,7 +53,7 @@ def parse(raw: bytes, session: str = "") -> ChatRequest:
         schema=schema,
         max_tokens=body.get("max_completion_tokens") or body.get("max_tokens"),
         choices=body.get("n") or 1,
-        prompt_tokens=_prompt_tokens(body, messages),
+        prompt_tokens=prompt_tokens(body),
         session=_session(session, body, messages),
     )
 
@@ -178,26 +173,7 @@ def _format(wanted: Any) -> tuple[bool, dict[str, Any] | None]:
     return True, schema
 
 
-# --- figures ----------------------------------------------------------------------------------------------------------
-
-
-def tokens_of(text: str) -> int:
-    """Estimated tokens of a text."""
-    size = len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
-    return int(size / BYTES_PER_TOKEN)
-
-
-def _prompt_tokens(body: Mapping[str, Any], messages: tuple[Message, ...]) -> int:
-    """Estimated tokens of everything a model reads: messages, calls, tools, the schema of the answer."""
-    total = 0
-    for message in messages:
-        total += TOKENS_PER_MESSAGE + tokens_of(message.text) + message.images * TOKENS_PER_IMAGE
-        for name, arguments in zip(message.tool_calls, message.arguments, strict=True):
-            total += tokens_of(name) + tokens_of(arguments)
-    for field in ("tools", "functions", "response_format"):
-        if body.get(field):
-            total += int(len(msgspec.json.encode(body[field])) / BYTES_PER_TOKEN)
-    return total
+# --- the conversation -------------------------------------------------------------------------------------------------
 
 
 def _session(header: str, body: Mapping[str, Any], messages: tuple[Message, ...]) -> str:

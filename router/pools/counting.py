@@ -12,7 +12,11 @@ import msgspec
 
 from router.chat import Usage
 
-BYTES_PER_TOKEN = 3.5  # of UTF-8, in a mixture of prose and code
+# One token per 3.5 bytes of UTF-8: English prose has 4 to 5, code about 3.3, Chinese 3 per character. On the high side,
+# because a window that is too small costs a call and one that is too large costs nothing.
+BYTES_PER_TOKEN = 3.5
+MESSAGE_TOKENS = 4  # role and separators
+PICTURE_TOKENS = 765  # 1024 x 1024 in high detail, as OpenAI counts it; sounds and files are taken for pictures
 
 
 def tokens(size: int) -> int:
@@ -22,7 +26,32 @@ def tokens(size: int) -> int:
 
 def prompt_tokens(body: Mapping[str, Any]) -> int:
     """Tokens of what a model is given to read: messages, tools and the answer's schema."""
-    return tokens(sum(len(encode(body[part])) for part in ("messages", "tools", "response_format") if body.get(part)))
+    messages = body.get("messages") or ()
+    size, pictures = 0, 0
+    for message in messages:
+        text, shown = _content(message.get("content"))
+        size += text + spoken(message)
+        pictures += shown
+    size += sum(len(encode(body[part])) for part in ("tools", "functions", "response_format") if body.get(part))
+    return tokens(size) + MESSAGE_TOKENS * len(messages) + PICTURE_TOKENS * pictures
+
+
+def _content(content: Any) -> tuple[int, int]:
+    """Bytes of text, and pictures, in a content of several parts; those for tools are in Anthropic's shape."""
+    size, pictures = 0, 0
+    for part in content if isinstance(content, list) else ():
+        match kind := part.get("type"):
+            case "text" | "refusal":
+                size += _size(part.get(kind))
+            case "tool_use":
+                size += _size(part.get("name")) + len(encode(part.get("input")))
+            case "tool_result":
+                within = part.get("content")
+                text, shown = _content(within)
+                size, pictures = size + text + _size(within), pictures + shown
+            case _:
+                pictures += 1
+    return size, pictures
 
 
 def spoken(message: Mapping[str, Any]) -> int:
@@ -31,10 +60,11 @@ def spoken(message: Mapping[str, Any]) -> int:
     for part in ("content", "reasoning_content", "reasoning", "refusal"):
         if text := message.get(part):
             size += _size(text)
-    for call in message.get("tool_calls") or ():
-        function = call.get("function") if isinstance(call, dict) else None
-        if isinstance(function, dict):
-            size += _size(function.get("name")) + _size(function.get("arguments"))
+    calls = message.get("tool_calls")
+    made = [call for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+    for call in (*(each.get("function") or each.get("custom") for each in made), message.get("function_call")):
+        if isinstance(call, dict):
+            size += _size(call.get("name")) + _size(call.get("arguments", call.get("input")))
     return size
 
 
@@ -92,9 +122,10 @@ def encode(value: Any) -> bytes:
 def decode(data: bytes) -> Any:
     """JSON as lenient as upstreams need: halves of surrogate pairs and invalid UTF-8 pass. Raises `ValueError`."""
     try:
-        return msgspec.json.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return json.loads(data.decode("utf-8", "replace"))
+        try:
+            return msgspec.json.decode(data)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return json.loads(data.decode("utf-8", "replace"))
     except RecursionError:
         raise ValueError("nested too deeply") from None
 

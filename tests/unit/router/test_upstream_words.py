@@ -149,11 +149,33 @@ def test_what_the_pool_does_not_say_is_counted(reported, size, estimated, comple
         ({"content": None}, 0),
         ({"reasoning_content": "hmm", "content": ""}, 3),
         ({"tool_calls": [{"function": {"name": "ls", "arguments": "{}"}}, {"function": None}, None]}, 4),
+        ({"function_call": {"name": "ls", "arguments": "{}"}}, 4),
+        ({"tool_calls": [{"type": "custom", "custom": {"name": "ls", "input": "-l"}}]}, 4),
+        ({"tool_calls": 7, "function_call": "ls"}, 0),
         ({}, 0),
     ],
 )
 def test_everything_that_was_sampled_counts(message, size):
     assert spoken(message) == size
+
+
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 1_000_000}}
+
+
+@pytest.mark.parametrize(
+    "content,expected",
+    [
+        ("x" * 350, 104),
+        ([{"type": "text", "text": "x" * 350}], 104),
+        ([PICTURE], 769),  # not the length of its data
+        ([{"type": "tool_result", "content": "x" * 350}], 104),
+        ([{"type": "tool_result", "content": [{"type": "text", "text": "x" * 350}, PICTURE]}], 869),
+        ([{"type": "tool_use", "name": "x" * 346, "input": {}}, {"type": "refusal", "refusal": "no"}], 104),
+        (None, 4),
+    ],
+)
+def test_a_prompt_is_counted_part_by_part(content, expected):
+    assert prompt_tokens({"messages": [{"role": "user", "content": content}]}) == expected
 
 
 def test_usage_is_told_in_openais_shape():
@@ -165,6 +187,6 @@ def test_json_that_is_not_quite_clean_passes():
     assert decode(b'{"a": "\\ud83d"}') == {"a": "\ud83d"}
     assert decode(b'"\xff"') == "\ufffd"
     assert encode({"a": "\ud83d x"}) == b'{"a":"? x"}'
-    for broken in (b"", b"{", b"nonsense", b"[" * 100_000):
+    for broken in (b"", b"{", b"nonsense", b"[" * 100_000, b'["\\ud83d",' + b"[" * 100_000):
         with pytest.raises(ValueError):
             decode(broken)
