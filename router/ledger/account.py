@@ -23,6 +23,7 @@ from router.chat import Usage
 from router.ledger.prices import cost
 from router.settings import PoolSettings
 
+WHOLE = ""  # the subtask that is the request as it stands
 ANSWERING = {Role.ANSWER, Role.ESCALATION, Role.HEDGE}
 PROMPT_WEIGHT = 3  # prompt tokens for each sampled one, when prices of pools are compared
 LONGEST = 500  # characters of a model's name or an error's sentence
@@ -91,9 +92,8 @@ def account(
     given = next((part for part in parts if part.role == Role.JOIN), None)
     pool = max(parts, key=lambda part: (part.tier == "strong", part.cost)).pool
     length = given.completion_tokens if given else sum(part.completion_tokens for part in parts)
-    whole = len(parts) == 1 and not any(attempt.role == Role.PLAN for attempt in attempts)
-    prompt = _prompt(attempts) if whole else 0
-    prompt = prompt or prompt_tokens
+    whole = parts[0].subtask == WHOLE
+    prompt = (_prompt(attempts) if whole else 0) or prompt_tokens
     best = strongest(pools, prompt + length, allowed)
     if not best:  # pools were taken out of the settings: what was paid is all that is known
         return Account(total, total, pool)
@@ -107,7 +107,8 @@ def account(
 def answers(attempts: Sequence[Attempt]) -> list[Attempt]:
     """The attempts that made up the answer: of each subtask the last that succeeded, else the last that wrote anything.
 
-    The call that joined them is one more. In order of their subtasks' first appearance.
+    The call that joined them is one more. In order of their subtasks' first appearance. Where the request was answered
+    as it stands after its parts had failed, what the parts have written is no part of the answer.
     """
     found: dict[tuple[str, bool], Attempt] = {}
     for attempt in attempts:
@@ -120,7 +121,8 @@ def answers(attempts: Sequence[Attempt]) -> list[Attempt]:
             former = found.get(part)
             if former is None or former.status != Status.OK or attempt.status == Status.OK:
                 found[part] = attempt
-    return list(found.values())
+    whole = found.get((WHOLE, False))
+    return [whole] if whole else list(found.values())
 
 
 def outcome(
@@ -173,9 +175,10 @@ def _plain(text: str) -> str:
 def _prompt(attempts: Sequence[Attempt]) -> int:
     """Tokens of the request's own prompt as a pool counted them, 0 where none did.
 
-    Escalations carry a failure's text beside it, so the first call counts.
+    Parts have prompts of their own, and escalations carry a failure's text, so the first call for the whole counts.
     """
-    counted = (a.prompt_tokens for a in attempts if a.role in (Role.ANSWER, Role.HEDGE) and not a.estimated)
+    calls = (a for a in attempts if a.subtask == WHOLE and a.role in (Role.ANSWER, Role.HEDGE))
+    counted = (call.prompt_tokens for call in calls if not call.estimated)
     return next((tokens for tokens in counted if tokens), 0)
 
 

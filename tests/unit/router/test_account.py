@@ -136,10 +136,32 @@ CASES = {
             call("large", 900, 50, role=Role.PLAN),
             call("small", 300, 60, subtask="s1"),
             call("small", 400, 70, subtask="s2"),
-            call("large", 500, 120, role=Role.JOIN),
+            call("large", 500, 120, subtask="join", role=Role.JOIN),
         ],
         1400 * 3_000_000 + 170 * 15_000_000 + 700 * 50_000 + 130 * 200_000,
         1000 * 3_000_000 + 120 * 15_000_000,
+        "large",
+    ),
+    "parts that were given up are no part of the answer, nor is their prompt the request's": Case(
+        [
+            call("small", 300, 600, subtask="s1"),
+            call("small", 0, 0, subtask="s2", status=Status.ERROR),
+            call("other", 1000, 100),
+        ],
+        300 * 50_000 + 600 * 200_000 + 1000 * 2_000_000 + 100 * 8_000_000,
+        LARGE,
+        "other",
+    ),
+    "parts that were given up for the strongest pool are lost": Case(
+        [call("small", 300, 600, subtask="s1"), call("large", 980, 100)],
+        300 * 50_000 + 600 * 200_000 + LARGE - 20 * 3_000_000,
+        LARGE - 20 * 3_000_000,
+        "large",
+    ),
+    "a plan that keeps the request whole saves nothing where the strongest pool answers": Case(
+        [call("small", 900, 50, subtask="plan", role=Role.PLAN), call("large", 980, 100)],
+        900 * 50_000 + 50 * 200_000 + LARGE - 20 * 3_000_000,
+        LARGE - 20 * 3_000_000,
         "large",
     ),
     "parts in a row: one call as long as all of them": Case(
