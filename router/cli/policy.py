@@ -73,16 +73,24 @@ def add(
     """Put another cold-start model on trial; a router that runs asks it beside the policy in force."""
     store = _opened(directory)
     version = store.add(file)
-    where = run_to_end(_shared(store))
-    typer.echo(f"{version} is on trial{where}; its cold-start model is in {store.directory} only")
+    typer.echo(f"{version} is on trial{_only_here(run_to_end(_shared(store)))}")
+    typer.echo(f"Routers of other machines need its cold-start model as well: {store.directory / 'models'}")
 
 
 def _changed(directory: Path | None, change: Callable[[PolicyStore], object]) -> None:
     store = _opened(directory)
-    run_to_end(_shared(store))
-    change(store)
-    where = run_to_end(_shared(store))
-    typer.echo(f"{store.policy.version} is in force{where}")
+    trouble = run_to_end(_shared(store))
+    try:
+        change(store)
+    except UserError as error:
+        raise UserError(
+            f"{error}; what other routers have is not known: {trouble}" if trouble else f"{error}"
+        ) from None
+    typer.echo(f"{store.policy.version} is in force{_only_here(run_to_end(_shared(store)))}")
+
+
+def _only_here(trouble: str) -> str:
+    return f" here, and elsewhere once a router of this folder reaches the server: {trouble}" if trouble else ""
 
 
 def _opened(directory: Path | None) -> PolicyStore:
@@ -93,22 +101,21 @@ def _opened(directory: Path | None) -> PolicyStore:
 
 
 async def _shared(store: PolicyStore) -> str:
-    """Exchange versions with the other routers of the run; says in words where that was not possible."""
+    """Exchange versions with the other routers of the run; says in words why that was not possible."""
     from infra.bus import Bus, PublishFailed, QueueFull, Unavailable
     from router.policy.sharing import share
 
     settings = load()
     patience = min(settings.nats.connect_timeout, CONNECT_SECONDS)
-    alone = f" here; the server at {settings.nats.url} is away, so other routers learn of it from a router that runs"
     try:
         bus = await Bus.connect(settings.nats.model_copy(update={"connect_timeout": patience}), f"policy-{os.getpid()}")
-    except UserError:
-        return alone
+    except UserError as error:
+        return str(error)
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
             await share(bus, settings.run.name, store)
     except (TimeoutError, Unavailable, PublishFailed, QueueFull):
-        return alone
+        return f"{settings.nats.url} gave no answer"
     finally:
         await bus.close()
     return ""
