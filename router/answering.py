@@ -91,7 +91,9 @@ class Answering:
         spent = self.books.spent(caller.name)
         left = self.keys.admit(caller, request.prompt_tokens, spent, time.monotonic(), datetime.now(UTC))
         span = instruments.request(request.model, headers)
-        return Record(self.run, request, caller, wanted, left, span=span)
+        record = Record(self.run, request, caller, wanted, left, span=span)
+        record.cached = self.affinity.view(record.conversation, time.monotonic()).cached
+        return record
 
     async def answer(self, record: Record) -> Reply:
         """The whole answer. Raises `ApiError`; cancellation stops the pools."""

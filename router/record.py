@@ -30,6 +30,7 @@ class Record:
     caller: Caller
     asked: Asked
     budget: int | None = None  # picodollars that are left to its key; None = without limit
+    cached: Mapping[str, int] = field(default_factory=dict)  # pool -> tokens of its session in the pool's cache before
     id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
     span: Span = INVALID_SPAN
     kind: str = ""
@@ -125,6 +126,7 @@ class Record:
             kind=self.kind,
             prompt_tokens=self.request.prompt_tokens,
             allowed=self.asked.pools,
+            cached=self.cached,
         )
         self.outcome = outcome(
             facts,

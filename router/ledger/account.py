@@ -2,18 +2,19 @@
 
 **Cost** is the sum of all attempts: retries, failures, answers that broke off, hedges, planning and joining included.
 
-**Counterfactual** is one call of the strongest pool with the request's prompt and an answer as long as the one given,
-the same share of the prompt read from the prompt cache. So it supposes that the strongest model would have succeeded at
-once, written as much, and found its cache as warm. Two rules keep it from flattering the router. Where the answer came
-from the strongest pool itself, by a call without a failure's text in it, that call is the counterfactual: nothing was
-saved and nothing lost. Where no answer was given there is nothing to compare with: the counterfactual is 0, and what
-the failure cost counts as loss.
+**Counterfactual** is one call of the strongest pool with the request's prompt and an answer as long as the one given.
+It supposes that the strongest model would have succeeded at once and written as much. Of the prompt it reads from its
+cache the share that was read from one here, or, where that is more, what the session's turns before have left in the
+cache of whichever pool served them: without a router they would all lie in one. Two more rules keep it from flattering
+the router. Where the answer came from the strongest pool itself, by a call without a failure's text in it and with the
+session in its own cache, that call is the counterfactual: nothing was saved and nothing lost. Where no answer was given
+there is nothing to compare with: the counterfactual is 0, and what the failure cost counts as loss.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -55,6 +56,7 @@ class Facts:
     kind: str  # of the request
     prompt_tokens: int  # of the request as it was sent, estimated
     allowed: Collection[str] | None = None  # pools that the key may use; None = all
+    cached: Mapping[str, int] = field(default_factory=dict)  # pool -> prompt tokens of the session in its cache before
 
 
 def strongest(pools: Mapping[str, PoolSettings], tokens: int, allowed: Collection[str] | None = None) -> str:
@@ -80,10 +82,11 @@ def account(
     prompt_tokens: int,
     answered: bool = True,
     allowed: Collection[str] | None = None,
+    cached: Mapping[str, int] | None = None,
 ) -> Account:
     """The bill of a request from all its attempts; `prompt_tokens` is the estimate for the request as it was sent.
 
-    `answered` is whether the application got an answer, or a part of one.
+    `answered` is whether the application got an answer, or a part of one; `allowed` and `cached` are as in `Facts`.
     """
     total = min(sum(attempt.cost for attempt in attempts), INT64_MAX)
     parts = answers(attempts) if answered else []
@@ -97,10 +100,13 @@ def account(
     best = strongest(pools, prompt + length, allowed)
     if not best:  # pools were taken out of the settings: what was paid is all that is known
         return Account(total, total, pool)
-    if whole and parts[0].pool == best and parts[0].role != Role.ESCALATION:
+    caches = cached or {}
+    warm = max(caches.values(), default=0)
+    if whole and parts[0].pool == best and parts[0].role != Role.ESCALATION and caches.get(best, 0) >= warm:
         return Account(total, parts[0].cost, pool)
-    cached = sum(part.cached_tokens for part in parts) * prompt // max(sum(part.prompt_tokens for part in parts), 1)
-    usage = Usage(prompt=prompt, completion=length, cached=min(cached, prompt))
+    read = sum(part.cached_tokens for part in parts) * prompt // max(sum(part.prompt_tokens for part in parts), 1)
+    warm = warm * prompt // max(prompt_tokens, 1)  # estimated as `prompt_tokens` is
+    usage = Usage(prompt=prompt, completion=length, cached=min(max(read, warm), prompt))
     return Account(total, min(cost(pools[best], usage), INT64_MAX), pool)
 
 
@@ -144,6 +150,7 @@ def outcome(
         prompt_tokens=facts.prompt_tokens,
         answered=status != Status.ERROR,
         allowed=facts.allowed,
+        cached=facts.cached,
     )
     return RouteOutcome(
         request_id=facts.request_id,

@@ -40,7 +40,7 @@ EXTRACT: dict[str, Any] = {
 }
 GOOD, BAD = '{"city": "Oslo"}', '{"city": "Oslo",'
 CHEAP = {"tier": "compact", "price_in": 0.1, "price_out": 0.2}
-DEAR = {"price_in": 3.0, "price_out": 15.0}
+DEAR = {"price_in": 3.0, "price_out": 15.0, "price_cached": 0.3}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -230,3 +230,20 @@ async def test_a_fault_of_the_router_is_told_as_one_and_booked(tmp_path: Path, v
             await f.texts(record)
         assert raised.value.status == 500 and "policy" not in raised.value.message
         assert record.outcome is not None and record.outcome.status == Status.ERROR
+
+
+async def test_a_later_turn_is_compared_with_a_pool_that_has_its_session_cached(
+    tmp_path: Path, verifiers: Verifiers
+) -> None:
+    """Whoever sends everything to one pool reads the earlier turns from its cache."""
+    async with front(tmp_path, verifiers, small=FINE, large=FINE) as f:
+        turns = [*HELLO, {"role": "assistant", "content": "All is well."}, {"role": "user", "content": "And you?"}]
+        first = f.begin()
+        await f.texts(first)
+        second = f.begin(messages=turns)
+        await f.texts(second)
+        assert first.outcome and second.outcome and first.outcome.pool == second.outcome.pool == "small"
+        assert second.cached == {"small": first.request.prompt_tokens}
+        warm = first.request.prompt_tokens * 100 // second.request.prompt_tokens
+        assert first.outcome.counterfactual == 100 * 3_000_000 + 10 * 15_000_000
+        assert second.outcome.counterfactual == (100 - warm) * 3_000_000 + warm * 300_000 + 10 * 15_000_000

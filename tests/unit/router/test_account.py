@@ -57,7 +57,7 @@ class Case:
     pool: str
     answered: bool = True
     allowed: frozenset[str] | None = None
-    more: dict = field(default_factory=dict)
+    cached: dict[str, int] = field(default_factory=dict)
 
 
 CASES = {
@@ -70,6 +70,26 @@ CASES = {
         600 * 50_000 + 400 * 5_000 + 100 * 200_000,
         600 * 3_000_000 + 400 * 300_000 + 100 * 15_000_000,
         "small",
+    ),
+    "what the session left in any pool's cache would lie in the strongest one's": Case(
+        [call("small", 1100)],
+        1100 * 50_000 + 100 * 200_000,
+        220 * 3_000_000 + 880 * 300_000 + 1_500_000_000,  # 800 of the estimated 1000 are 880 of the 1100
+        "small",
+        cached={"small": 800, "large": 300},
+    ),
+    "back on the strongest pool, its cache has missed the turns between": Case(
+        [call("large", cached=300)],
+        700 * 3_000_000 + 300 * 300_000 + 1_500_000_000,
+        200 * 3_000_000 + 800 * 300_000 + 1_500_000_000,
+        "large",
+        cached={"small": 800, "large": 300},
+    ),
+    "a session that stayed on the strongest pool, whatever its cache gave": Case(
+        [call("large")], LARGE, LARGE, "large", cached={"large": 800, "small": 300}
+    ),
+    "a cache never holds more than the prompt": Case(
+        [call("small")], SMALL, 1000 * 300_000 + 1_500_000_000, "small", cached={"small": 5000}
     ),
     "the strongest pool's own cache, where it answered": Case(
         [call("large", cached=1000)], 1000 * 300_000 + 1_500_000_000, 1000 * 300_000 + 1_500_000_000, "large"
@@ -179,7 +199,9 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_cost_and_counterfactual(name: str) -> None:
     case = CASES[name]
-    bill = account(case.attempts, POOLS, prompt_tokens=1000, answered=case.answered, allowed=case.allowed)
+    bill = account(
+        case.attempts, POOLS, prompt_tokens=1000, answered=case.answered, allowed=case.allowed, cached=case.cached
+    )
     assert (bill.cost, bill.counterfactual, bill.pool) == (case.cost, case.counterfactual, case.pool)
     assert bill.cost == sum(attempt.cost for attempt in case.attempts)
     assert bill.saved == case.counterfactual - case.cost
