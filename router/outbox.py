@@ -71,8 +71,9 @@ class Outbox:
                 tasks.create_task(self._write(), name="outbox to disk")
                 tasks.create_task(self._publish(), name="outbox to the bus")
         finally:
-            self._spool.close()
             self._ended.set()
+            with suppress(OSError):  # of the last sync: what is in the file is read by the next process
+                self._spool.close()
 
     async def close(self) -> None:
         """Spool everything, publish what can be published within a few seconds, and end `run`."""
@@ -167,7 +168,7 @@ class Outbox:
             try:
                 name, id, body = msgpack.unpackb(record)
                 batches[name][id] = codec.decode(body, CHANNELS[name].message)
-            except (ContractError, ValueError, KeyError) as error:  # spooled by another version
+            except (ContractError, ValueError, KeyError, TypeError) as error:  # spooled by another version
                 self._lose(1, f"a spooled message cannot be read: {error}")
         for name, messages in batches.items():
             if messages:

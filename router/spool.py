@@ -117,16 +117,18 @@ class Spool:
                 self._dirty = False
 
     def close(self) -> None:
-        """Sync and let others open it."""
-        self.sync()
-        self._file.close()
-        self._lock.close()
+        """Sync and let others open it. Raises `OSError` where the disk refuses; it is closed all the same."""
+        try:
+            self.sync()
+        finally:
+            self._file.close()
+            self._lock.close()
 
     def _rotate(self) -> None:
         os.fsync(self._file.fileno())
+        following = self._path(self._last + 1).open("ab", buffering=0)  # the old one stays in use should this fail
         self._file.close()
-        self._last += 1
-        self._file, self._end = self._path(self._last).open("ab", buffering=0), 0
+        self._file, self._end, self._last = following, 0, self._last + 1
 
     def _read_position(self) -> int:
         """Offset in the first segment; 0 where the file is missing, or speaks of a segment that is gone."""
@@ -148,11 +150,14 @@ def _read(path: Path, offset: int, count: int) -> tuple[list[bytes], int, bool]:
     """Records from `offset` on, where they end, and whether something unreadable follows."""
     records: list[bytes] = []
     with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
         file.seek(offset)
         while len(records) < count and (head := file.read(HEAD.size)):
             length, checksum = HEAD.unpack(head) if len(head) == HEAD.size else (0, 0)
+            if not 0 < length <= size - offset - HEAD.size:  # nothing so long is read: it may say four gigabytes
+                return records, offset, True
             body = file.read(length)
-            if not body or len(body) != length or zlib.crc32(body) != checksum:
+            if zlib.crc32(body) != checksum:
                 return records, offset, True
             records.append(body)
             offset += HEAD.size + length

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgpack
 import msgspec
 
 from contracts.examples import EXAMPLES
@@ -18,6 +19,7 @@ from contracts.subjects import FEEDBACK, ROUTE_DECISION, ROUTE_OUTCOME, Channel
 from infra.bus import Bus
 from infra.server import EmbeddedServer
 from router.outbox import Outbox
+from router.spool import Spool
 from tests.integration.helpers import until
 
 DECISION: RouteDecision = EXAMPLES["route_decision"]  # type: ignore[assignment]
@@ -112,6 +114,17 @@ async def test_a_message_that_breaks_its_contract_costs_itself_only(bus: Bus, ru
     assert [each.request_id for each in await stored(bus, ROUTE_OUTCOME, run)] == ["r1"]
 
 
+async def test_records_of_another_version_cost_themselves_only(bus: Bus, run: str, tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "outbox", 10_000)
+    foreign = [5, None, [1, [2], b""], ["route_outcome", ["x"], b""], ["unheard_of", "x", b""], {"a": 1}]
+    assert spool.append([msgpack.packb(each) for each in foreign] + [b"\xc1"]) == 7
+    spool.close()
+    async with outbox(bus, tmp_path, run) as box:
+        box.put(ROUTE_OUTCOME, outcome(1, run), id="good")
+        assert await until(lambda: box.backlog == 0 and box.lost == 7)
+    assert [each.request_id for each in await stored(bus, ROUTE_OUTCOME, run)] == ["r1"]
+
+
 KILLED = """
 import asyncio, sys, structlog
 from pathlib import Path
@@ -119,6 +132,7 @@ from infra.bus import Bus
 from infra.settings import NatsSettings
 from contracts.subjects import ROUTE_OUTCOME
 from router.outbox import Outbox
+from router.spool import Spool
 from tests.integration.router.test_outbox import outcome
 
 async def main(url, user, password, run, directory):

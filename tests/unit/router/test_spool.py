@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -117,3 +119,37 @@ def test_two_routers_do_not_share_a_folder(tmp_path: Path) -> None:
         Spool(tmp_path, LIMIT)
     spool.close()
     Spool(tmp_path, LIMIT).close()
+
+
+def test_a_segment_that_cannot_be_opened_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that can open no more files keeps what it has, and goes on when it can."""
+    spool = Spool(tmp_path, LIMIT, segment_bytes=1)
+    spool.append(records(0, 1))
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    for _ in range(2):
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="too many"):
+            patch.setattr(Path, "open", refuse)
+            spool.append(records(1, 2))
+    assert spool.append(records(1, 2)) == 1
+    assert taken(spool) == records(0, 2)
+    spool.close()
+
+
+def test_a_disk_that_fails_when_it_is_closed_leaves_the_folder_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = Spool(tmp_path, LIMIT)
+    spool.append(records(0, 1))
+
+    def refuse(_: int) -> None:
+        raise OSError(errno.EIO, "broken")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="broken"):
+        patch.setattr(os, "fsync", refuse)
+        spool.close()
+    again = Spool(tmp_path, LIMIT)
+    assert taken(again) == records(0, 1)
+    again.close()
