@@ -34,7 +34,8 @@ _KINDS = tuple(
     if kind
     not in (Kind.EXPLORING, Kind.PRODUCING, Kind.VERIFYING, Kind.RECOVERING, Kind.PLANNING, Kind.JOIN, Kind.CHAT)
 )
-_TRAILING = re.compile(r'("(?:[^"\\]|\\.)*+")|,(?=\s*[}\]])', re.DOTALL)
+# A string that is never closed runs to the end: looked for again at each of its quotes, it would take the square.
+_TRAILING = re.compile(r'("(?:[^"\\]|\\.)*+"?)|,(?=\s*[}\]])', re.DOTALL)
 _NAME = re.compile(r"[\w-]{1,32}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 # What no name or heading needs: marks of chat templates, fences, tags, and talk to whoever reads it.

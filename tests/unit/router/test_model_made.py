@@ -1,6 +1,7 @@
 """Plans that a model writes: mended where that is safe, refused with a reason where it is not."""
 
 import json
+import time
 
 import pytest
 
@@ -151,3 +152,20 @@ def test_the_question_holds_the_request_as_data_and_the_bounds():
 )
 def test_most_requests_are_not_worth_a_call(asked, settings, worth):
     assert worth_asking(asked, settings) is worth
+
+
+@pytest.mark.parametrize(
+    "text", ['{"' + '\\"' * 99_000, '{"a": ' + '"b", ' * 30_000, "{" + ", " * 90_000, "[" * 190_000]
+)
+def test_a_hostile_plan_is_refused_in_linear_time(text):
+    """Were it read in the square of its length, this would take minutes."""
+    begun = time.process_time()
+    assert isinstance(read(text, REQUEST, SETTINGS), Refusal)
+    assert time.process_time() - begun < 5.0
+
+
+def test_what_stands_in_strings_is_not_mended():
+    plan = read('{"subtasks": [' + json.dumps(FIRST | {"prompt": "What is [1,] {2,}?"}) + ", " + json.dumps(SECOND) + ",]}",
+                REQUEST, SETTINGS)  # fmt: skip
+    assert isinstance(plan, Plan)
+    assert plan.subtasks[0].prompt.endswith("What is [1,] {2,}?")
