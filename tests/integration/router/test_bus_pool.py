@@ -130,7 +130,7 @@ async def test_whoever_goes_away_frees_the_slot(bus: Bus, run: str, ours: BusPoo
 @pytest.mark.usefixtures("slowly")
 async def test_a_deadline_ends_what_is_sampled_and_what_waits(bus: Bus, run: str) -> None:
     await promote(bus, run, await publish(bus, run, 0))
-    hasty = pool(bus, run, total_seconds=0.8)
+    hasty = pool(bus, run, total_seconds=0.6)
     heard: list[Tokens] = []
     listening = await bus.listen(TOKENS, heard.append, kind=Tokens, run=run, reply="test")
     late = Task(
@@ -140,7 +140,7 @@ async def test_a_deadline_ends_what_is_sampled_and_what_waits(bus: Bus, run: str
     slow = Task(
         id="slow", run=run, purpose=Purpose.SERVE, environment="serve", seed=1, group_size=1, reply="test",
         sampling=Sampling(max_tokens=120, temperature=0),
-        turns=[Turn("user", "hello>")], deadline_ns=time.time_ns() + 1_500_000_000,
+        turns=[Turn("user", "hello>")], deadline_ns=time.time_ns() + 800_000_000,
     )  # fmt: skip
     async with serving_generator(bus, run) as server:
         for task in (late, slow):
