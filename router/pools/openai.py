@@ -45,8 +45,8 @@ class OpenAIPool:
     @classmethod
     def from_environment(cls, name: str, settings: PoolSettings, environment: Mapping[str, str]) -> Self:
         """With the API key that its settings name. Raises `UserError` where that is not set, or there is no address."""
-        if not settings.url:
-            raise UserError(f"router.pools.{name}: an openai pool needs a url, up to and including /v1")
+        if not settings.url.startswith(("http://", "https://")):
+            raise UserError(f"router.pools.{name}: an openai pool needs a url, from http(s):// up to and including /v1")
         key = environment.get(settings.key_variable, "").strip() if settings.key_variable else ""
         if settings.key_variable and not key:
             raise UserError(
@@ -84,7 +84,12 @@ class OpenAIPool:
                 raise PoolError(Fault.BROKEN, f"{self.name}: did not stream", usage=tally.usage())
             parser, received, ended = sse.Parser(), b"-", False
             while received and not ended:
-                received = await _read(response, token_by)
+                try:
+                    received = await _read(response, token_by)
+                except _FAILURES:
+                    if not tally.finished:
+                        raise
+                    received = b""  # everything was said by then
                 size = tally.size
                 for event in parser.feed(received) if received else parser.end():
                     if not (data := event.data.strip()):
@@ -169,11 +174,14 @@ class OpenAIPool:
         return document
 
     def _redacted(self, error: dict[str, Any] | None) -> dict[str, Any] | None:
-        """An upstream may repeat the key it was given."""
+        """An upstream may repeat the key it was given. Of the error object only texts and numbers are kept."""
         if not error or not self._key:
             return error
-        redacted: dict[str, Any] = decode(encode(error).replace(self._key.encode(), b"[key]"))
-        return redacted
+        return {
+            part: value.replace(self._key, "[key]") if isinstance(value, str) else value
+            for part, value in error.items()
+            if isinstance(value, str | int)
+        }
 
     def _connected(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -194,12 +202,17 @@ class _Tally:
 
     def __init__(self, pool: str, body: dict[str, Any]) -> None:
         self.size = 0  # bytes sampled
-        self.finished = False  # the first choice has its finish_reason
         self._pool = pool
         self._body = body
+        self._ended: set[str] = set()  # choices that have their finish_reason
         self._reported: Usage | None = None
         self._words: Any = None  # the upstream's own usage object
         self._base: dict[str, Any] = {}  # id, model, … of the last chunk
+
+    @property
+    def finished(self) -> bool:
+        """Whether every choice has its finish_reason."""
+        return len(self._ended) >= (self._body.get("n") or 1)
 
     def usage(self) -> Usage:
         return completed(self._reported, self._body, self.size)
@@ -209,14 +222,13 @@ class _Tally:
         if choice is None:
             raise PoolError(Fault.BROKEN, f"{self._pool}: answered without a choice", usage=self.usage())
         message = choice["message"]
-        calls = message.get("tool_calls")
         return Reply(
             body={**document, "usage": self._told()},
             text=_text(message),
             finish=str(choice.get("finish_reason") or ""),
             usage=self.usage(),
             model=str(document.get("model") or ""),
-            tool_calls=tuple(call for call in calls if isinstance(call, dict)) if isinstance(calls, list) else (),
+            tool_calls=tuple(message.get("tool_calls") or ()),
             pool=self._pool,
         )
 
@@ -229,7 +241,6 @@ class _Tally:
         if choice is None:
             return Chunk(document, pool=self._pool)  # of another choice than the first
         finish = choice.get("finish_reason")
-        self.finished = self.finished or bool(finish)
         return Chunk(document, _text(choice["delta"]), finish if isinstance(finish, str) else None, pool=self._pool)
 
     def last(self) -> Chunk:
@@ -253,7 +264,12 @@ class _Tally:
                 raise PoolError(Fault.BROKEN, f"{self._pool}: sent a choice that is none", usage=self.usage())
             if not isinstance(choice.get(part), dict):
                 choice[part] = {}  # as on last chunks of some upstreams
+            calls = choice[part].get("tool_calls") or []
+            if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+                raise PoolError(Fault.BROKEN, f"{self._pool}: sent calls that are none", usage=self.usage())
             self.size += spoken(choice[part])
+            if choice.get("finish_reason"):
+                self._ended.add(str(choice.get("index")))
             if choice.get("index", 0) == 0:
                 first = choice
         return first

@@ -17,7 +17,8 @@ from router.policy.decision import PoolState
 from router.pools.base import Fault, Pool, PoolError
 from router.pools.calls import Asked, Call, Seat, Skipped
 
-AGAIN = frozenset({Fault.RATE_LIMITED, Fault.UNAVAILABLE, Fault.TIMEOUT, Fault.BROKEN})  # may pass at a second try
+# What may pass at a second try; who was silent for as long as may be is not waited for once more.
+AGAIN = frozenset({Fault.RATE_LIMITED, Fault.UNAVAILABLE, Fault.BROKEN})
 BACKOFF_SECONDS = 0.1  # before the first retry, doubled for each further one, with a jitter of half of it
 LONGEST_BACKOFF_SECONDS = 2.0
 BUSY_SECONDS = 1.0  # told where pools are only busy
@@ -124,7 +125,7 @@ class Relay:
             try:
                 await search.begin(call)
             except Skipped:
-                search.skipped = True
+                search.skipped.append(seat)
                 return None
             except PoolError as error:
                 search.failed(seat, error)
@@ -143,26 +144,26 @@ class _Search:
 
     asked: Asked
     begin: Callable[[Call], Awaitable[None]]
-    errors: list[PoolError] = field(default_factory=list)
-    skipped: bool = False  # a pool that might have answered was not called
+    errors: list[tuple[Seat, PoolError]] = field(default_factory=list)
+    skipped: list[Seat] = field(default_factory=list)  # they might have answered, but were not called
     too_small: int = 0  # largest window that was too small
 
     def failed(self, seat: Seat, error: PoolError) -> None:
-        self.errors.append(error)
+        self.errors.append((seat, error))
         if error.fault is Fault.TOO_LONG:
             self.too_small = max(self.too_small, seat.settings.window)
 
     def relevant(self, seats: list[Seat], now: float) -> PoolError:
         """The error that tells most: not the last one's noise.
 
-        The first one of the most preferred pool that could have answered. A prompt that is too long is only the
-        reason where no larger pool failed otherwise or was left alone.
+        The first one of the most preferred pool that could have answered. A prompt that is too long is the reason
+        where it would have fitted none of those that failed otherwise or were left alone.
         """
-        other = next((error for error in self.errors if error.fault is not Fault.TOO_LONG), None)
-        if other is None and self.errors and not self.skipped:
-            return self.errors[0]
-        error = other or PoolError(Fault.RATE_LIMITED, "every pool that could answer this is busy or cooling down")
         able = [seat for seat in seats if seat.settings.window > self.too_small]
+        error = next((error for seat, error in self.errors if seat in able), None)
+        if error is None and self.errors and not any(seat in able for seat in self.skipped):
+            return next(error for _, error in self.errors if error.fault is Fault.TOO_LONG)
+        error = error or PoolError(Fault.RATE_LIMITED, "every pool that could answer this is busy or cooling down")
         wait = min((seat.breaker.retry_after(now) for seat in able), default=0.0)
         if wait > 0:
             error.retry_after = wait
@@ -180,16 +181,18 @@ def _state(name: str, seat: Seat, now: float) -> PoolState:
     return PoolState(name, seat.settings)
 
 
-async def _dropped(tasks: Iterable[asyncio.Task[Call | None]], keep: Call | None) -> None:
+async def _dropped(tasks: set[asyncio.Task[Call | None]], keep: Call | None) -> None:
     """End the calls that did not win; all of them if that is cancelled."""
     for task in tasks:
         task.cancel()
     try:
-        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.wait(tasks)
     except asyncio.CancelledError:
-        if keep is not None:
-            await keep.abandon()
+        keep = None
         raise
-    for result in ended:
-        if isinstance(result, Call) and result is not keep:
-            await result.abandon()
+    finally:  # those that have not ended yet end without a call: they are cancelled
+        for task in tasks:
+            if task.done() and not task.cancelled() and task.exception() is None:
+                call = task.result()
+                if call is not None and call is not keep:
+                    await call.abandon()

@@ -130,6 +130,8 @@ BROKEN = {
     "no choice": (False, Answer(raw=b'{"choices": []}'), Fault.BROKEN, 0),
     "a choice that is none": (True, Answer(raw=b'data: {"choices": [7]}\n\n'), Fault.BROKEN, 0),
     "choices that are none": (False, Answer(raw=b'{"choices": {"a": 1}}'), Fault.BROKEN, 0),
+    "calls that are none": (False, Answer(raw=b'{"choices": [{"message": {"tool_calls": 7}}]}'), Fault.BROKEN, 0),
+    "no call": (True, Answer(raw=b'data: {"choices": [{"delta": {"tool_calls": [7]}}]}\n\n'), Fault.BROKEN, 0),
     "a plain answer to a stream": (True, Answer(raw=b'{"choices": [{"message": {"content": "a"}}]}'), Fault.BROKEN, 0),
     "silent": (True, Answer(delay=60), Fault.TIMEOUT, 0),
     "silent after the headers": (True, Answer(then="hang", after=0), Fault.TIMEOUT, 0),
@@ -185,6 +187,26 @@ async def test_a_stream_may_end_as_it_likes_once_it_has_finished(tail):
         assert [chunk.text for chunk in chunks] == ["fine", ""]
 
 
+@pytest.mark.parametrize("then", ["hang", "abort"])
+async def test_nothing_that_happens_after_the_end_of_an_answer_spoils_it(then):
+    """Its words are there, and its reason to stop: a server that does not close its stream is no failure."""
+    script = Answer(text="all of it", then=then, after=5)  # the role, three words, the finish_reason
+    async with one_pool(script, next_token_seconds=0.2) as (pool, _):
+        chunks = await streamed(pool)
+        assert "".join(chunk.text for chunk in chunks) == "all of it"
+        assert chunks[-2].finish == "stop" and chunks[-1].usage.completion and chunks[-1].usage.estimated
+
+
+async def test_an_answer_with_several_choices_ends_with_the_last_of_them():
+    first = b'data: {"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": "stop"}]}\n\n'
+    async with one_pool(Answer(raw=first)) as (pool, upstream):
+        with pytest.raises(PoolError) as caught:
+            await streamed(pool, {**BODY, "n": 2})
+        assert caught.value.fault is Fault.BROKEN
+        upstream.script = Answer(raw=first + first.replace(b'"index": 0', b'"index": 1'))
+        assert len(await streamed(pool, {**BODY, "n": 2})) == 3
+
+
 async def test_who_stops_listening_stops_the_upstream():
     async with one_pool(Answer(text="word " * 1000, pace=0.005)) as (pool, upstream):
         chunks = pool.stream(BODY)
@@ -237,6 +259,21 @@ async def test_the_key_is_never_repeated(status, streaming, caplog):
         assert key not in f"{error!r} {error.body} {error.__cause__!r} {error.__context__!r} {pool!r} {caplog.text}"
 
 
+@pytest.mark.parametrize("key", ["1", "null", "type", '"', "400"])
+async def test_no_key_is_too_odd_to_be_left_out(key):
+    error = {"message": f"bad key {key}.", "type": "invalid_request_error", "code": 400, "param": {"key": key}}
+    async with one_pool(Answer(status=400, error=error), key=key) as (pool, _):
+        with pytest.raises(PoolError) as caught:
+            await pool.complete(BODY)
+        assert str(caught.value) == "bad key [key]."
+        assert caught.value.body == {
+            "message": "bad key [key].",
+            "type": "invalid_request_error".replace(key, "[key]"),
+            "code": 400,
+            "param": None,
+        }
+
+
 async def test_answers_are_bounded(monkeypatch):
     monkeypatch.setattr(openai, "LONGEST_BODY", 10_000)
     for streaming, raw in ((False, b" " * 20_000), (True, b"data: " + b"x" * (sse.LONGEST + 1))):
@@ -262,5 +299,6 @@ def test_keys_come_from_the_environment():
     OpenAIPool.from_environment("cloud", named, {"CLOUD_KEY": "sk-1"})
     with pytest.raises(UserError, match=r"router\.pools\.cloud: the environment variable CLOUD_KEY is not set"):
         OpenAIPool.from_environment("cloud", named, {})
-    with pytest.raises(UserError, match="needs a url"):
-        OpenAIPool.from_environment("cloud", PoolSettings(), {})
+    for url in ("", "api.example.com/v1", "ftp://api.example.com/v1"):
+        with pytest.raises(UserError, match="needs a url"):
+            OpenAIPool.from_environment("cloud", PoolSettings(url=url), {})

@@ -107,6 +107,7 @@ TOO_LONG = Answer(status=400, error={"message": "prompt is too long", "code": "c
         ((TOO_LONG, failing(503)), (8, 16), Fault.UNAVAILABLE, 503),  # it would have fitted
         ((failing(503), TOO_LONG), (16, 8), Fault.UNAVAILABLE, 503),  # noise of a small fallback
         ((TOO_LONG, TOO_LONG), (8, 16), Fault.TOO_LONG, 400),
+        ((failing(503), TOO_LONG), (8, 8), Fault.TOO_LONG, 400),  # it would not have fitted there either
     ],
 )
 async def test_the_error_raised_is_the_one_that_matters(scripts, windows, fault, status, streaming):
@@ -148,6 +149,26 @@ async def test_a_larger_pool_that_cools_down_is_no_reason_to_call_the_prompt_too
             with pytest.raises(PoolError) as caught:
                 await it.ask(streaming)
             assert (caught.value.fault, caught.value.retry_after) == (fault, 10.0)
+
+
+@both
+async def test_a_pool_that_cools_down_but_is_no_larger_does_not_hide_that_the_prompt_is_too_long(streaming):
+    """Else the application would come again and again with what fits nowhere."""
+    limits = {"a": {"window": 8}, "b": {"window": 8}}
+    async with bench(failing(503), TOO_LONG, failures=1, clock=Clock(), each=limits) as it:
+        for _ in range(2):
+            with pytest.raises(PoolError) as caught:
+                await it.ask(streaming)
+            assert (caught.value.fault, caught.value.retry_after) == (Fault.TOO_LONG, None)
+        assert it.received == [1, 2]
+
+
+@both
+async def test_who_was_silent_for_as_long_as_may_be_is_not_waited_for_once_more(streaming):
+    times = {"first_token_seconds": 0.2, "total_seconds": 0.2}
+    async with bench(Answer(delay=60), Answer(), retries=3, each={"a": times}) as it:
+        assert await it.ask(streaming) == "b"
+        assert it.received == [1, 1]
 
 
 @both
@@ -423,6 +444,25 @@ async def test_a_dead_heat_has_one_winner_and_two_accounts(streaming):
         assert await asking in "xy"
         assert [attempt.status for attempt in it.attempts] == [CANCELLED, OK] and it.busy() == [0, 0]
         assert all(attempt.cost for attempt in it.attempts)
+
+
+@both
+@pytest.mark.parametrize("steps", range(1, 7))
+async def test_a_dead_heat_whose_judge_is_called_away_leaves_nothing_behind(steps, streaming):
+    """At whatever point of the event loop's work between the two answers and the decision."""
+    gate = asyncio.Event()
+    async with bench(Answer(), hedge_seconds=0.02) as it:
+        config = settings(it.upstreams["a"], hedge_seconds=0.02)
+        it.relay = Relay({name: Together(name, config, gate) for name in "xy"})
+        it.order = ("x", "y")
+        asking = asyncio.create_task(it.ask(streaming))
+        await until(lambda: it.busy() == [1, 1])
+        gate.set()
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        assert it.busy() == [0, 0] and len(it.attempts) == 2
 
 
 class Faulty:
