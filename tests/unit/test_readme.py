@@ -2,8 +2,10 @@
 
 import re
 from pathlib import Path
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, SecretStr
+from pydantic_core import PydanticUndefined
 
 from infra.settings import Settings, schema
 
@@ -18,19 +20,28 @@ def rows(model: type[BaseModel], path: str = "") -> list[str]:
         if isinstance(default, BaseModel):
             found += rows(type(default), f"{path}{name}.")
         else:
-            shown = "" if default is None or isinstance(default, SecretStr) else default
-            text = repr(shown)[1:-1] if isinstance(shown, str) else str(shown)
+            text = shown(default)
             found.append(
                 f"| `{path}{name}` | {f'`{text}`' if text else ''} | {field.description} |".replace("|  |", "| |")
             )
+        if get_origin(field.annotation) is dict and issubclass(item := get_args(field.annotation)[1], BaseModel):
+            found += rows(item, f"{path}{name}.NAME.")
     return found
+
+
+def shown(default: Any) -> str:
+    if default in (None, PydanticUndefined) or isinstance(default, SecretStr):
+        return ""
+    if isinstance(default, frozenset):
+        return ", ".join(sorted(default))
+    return repr(default)[1:-1] if isinstance(default, str) else str(default)
 
 
 def test_every_setting_is_in_the_table():
     expected = rows(schema())
     missing = [row for row in expected if row not in README]
     assert not missing, "README.md lacks these rows:\n" + "\n".join(missing)
-    table = re.findall(r"^\| `[a-z_.0-9]+` \|.*$", README.partition("## Settings")[2], re.MULTILINE)
+    table = re.findall(r"^\| `[a-zA-Z_.0-9]+` \|.*$", README.partition("## Settings")[2], re.MULTILINE)
     assert [row for row in table if row not in expected] == [], "README.md names settings that do not exist"
 
 
