@@ -11,7 +11,9 @@ import re
 from typing import Any
 
 MARK = "<tool_call>"
-_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*(?:</tool_call>|\Z)\s*", re.DOTALL)
+_OPENING = re.compile(r"<tool_call>\s*(?=\{)")
+_CLOSING = re.compile(r"\s*(?:</tool_call>|\Z)\s*")
+_JSON = json.JSONDecoder()
 
 
 class ToolText:
@@ -32,26 +34,33 @@ class ToolText:
     def end(self, name: str) -> tuple[str, list[dict[str, Any]]]:
         """What is left: text, or calls as OpenAI shapes them, whose ids begin with `name`."""
         held, self._held = self._held, ""
-        found = [_parsed(match) for match in _CALL.findall(held)]
-        if not found or _CALL.sub("", held).strip() or not all(found):
-            return held, []
-        return "", [
+        calls = _calls(held)
+        return ("" if calls else held), [
             {"id": f"{name}-{number}", "type": "function", "function": call}
-            for number, call in enumerate(found, start=1)
+            for number, call in enumerate(calls, start=1)
         ]
 
 
-def _parsed(text: str) -> dict[str, str]:
-    """Name and arguments, as JSON text; empty where it is no call."""
-    try:
-        call = json.loads(text)
-    except ValueError:
-        return {}
-    arguments = call.get("arguments", {})
-    if not isinstance(call.get("name"), str) or not isinstance(arguments, dict | str):
-        return {}
-    written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return {"name": call["name"], "arguments": written}
+def _calls(text: str) -> list[dict[str, str]]:
+    """Name and arguments, as JSON text, of the calls that a text consists of; none where there is anything else."""
+    found: list[dict[str, str]] = []
+    place = 0
+    while place < len(text):
+        opening = _OPENING.match(text, place)
+        if opening is None:
+            return []
+        try:
+            call, place = _JSON.raw_decode(text, opening.end())
+            name, arguments = call.get("name"), call.get("arguments", {})
+            written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        except (ValueError, RecursionError):
+            return []
+        closing = _CLOSING.match(text, place)
+        if closing is None or not isinstance(name, str) or not isinstance(arguments, dict | str):
+            return []
+        found.append({"name": name, "arguments": written})
+        place = closing.end()
+    return found
 
 
 def _overlap(text: str) -> int:

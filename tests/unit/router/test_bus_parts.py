@@ -230,6 +230,7 @@ def test_an_error_in_mid_answer_breaks_it() -> None:
 
 ONE = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bergen {}"}}\n</tool_call>'
 TWO = f'{ONE}\n<tool_call>{{"name": "time", "arguments": "{{}}"}}</tool_call>'
+MARKED = '<tool_call>{"name": "say", "arguments": {"text": "</tool_call><tool_call>{"}}</tool_call>'
 WRITTEN: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
     "text": ("a < b <tool> c", "a < b <tool> c", []),
     "a call": (ONE, "", [("weather", '{"city": "Bergen {}"}')]),
@@ -241,6 +242,10 @@ WRITTEN: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
     "no JSON": ("<tool_call>{city}</tool_call>", "<tool_call>{city}</tool_call>", []),
     "no name": ('<tool_call>{"a": 1}</tool_call>', '<tool_call>{"a": 1}</tool_call>', []),
     "text after a call": (f"{ONE} so", f"{ONE} so", []),
+    "the mark inside an argument": (MARKED, "", [("say", '{"text": "</tool_call><tool_call>{"}')]),
+    "two openings": (f"<tool_call>{ONE}", f"<tool_call>{ONE}", []),
+    "nested without end": ('<tool_call>{"a": ' + "[" * 20_000, '<tool_call>{"a": ' + "[" * 20_000, []),
+    "openings without end": ("<tool_call>{" * 10_000, "<tool_call>{" * 10_000, []),  # minutes, were it looked at twice
 }
 
 
@@ -249,7 +254,8 @@ WRITTEN: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
 def test_calls_of_tools_are_told_from_text(name: str, keeps: bool) -> None:
     written, shown, calls = WRITTEN[name]
     made = assembly(keeps=keeps, tools="[{}]")
-    pieces = [stretch(start, written[start : start + 5]) for start in range(0, len(written), 5)]
+    size = 5 if len(written) < 1000 else 1000
+    pieces = [stretch(start, written[start : start + size]) for start in range(0, len(written), size)]
     chunks = taken(made, *pieces, stretch(len(written), **END))
     reply = made.reply()
     assert reply.text == shown
