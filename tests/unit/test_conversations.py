@@ -18,7 +18,8 @@ TEMPLATE = (
     "{% if tools %}{{ tools[0].function.name }}>{% endif %}"
     "{% for turn in messages %}"
     "{% if turn.role == 'tool' %}{{ turn.tool_call_id }} {% endif %}{{ turn.role }}>{{ turn.content }}"
-    "{% for call in turn.tool_calls or [] %}{{ call.function.name }} {{ call.function.arguments.city }}{% endfor %}{{ '\\n' }}"
+    "{% for call in turn.tool_calls or [] %}{{ call.function.name }} {{ call.function.arguments.city }}{% endfor %}"
+    "{{ '\\n' }}"
     "{% if turn.content == 'no' %}{{ raise_exception('never say no') }}{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}assistant>{% endif %}"
 )
