@@ -84,7 +84,7 @@ async def test_a_plain_answer(router: Router, client: openai.AsyncOpenAI) -> Non
 
 
 async def test_a_stream(router: Router, client: openai.AsyncOpenAI) -> None:
-    words = " ".join(f"w\u00f6rd{number}" for number in range(50))
+    words = " ".join(f"w\u00f6rd{number}" for number in range(12))
     router.upstreams["small"].script = router.upstreams["large"].script = Answer(text=words, split=7)
     raw = await client.chat.completions.with_raw_response.create(model="auto", messages=HELLO, stream=True)
     chunks = [chunk async for chunk in raw.parse()]
