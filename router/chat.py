@@ -5,7 +5,7 @@ Whatever it does not look into travels unchanged in `body`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -83,10 +83,6 @@ class ChatRequest:
     def with_messages(self, messages: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
         """A body that asks something else in the same way: for subtasks, escalations and joins."""
         return {**self.body, "messages": messages, **changes}
-
-    def renamed(self, model: str) -> ChatRequest:
-        """The same request for another model."""
-        return replace(self, model=model, body={**self.body, "model": model})
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,9 @@ class Record:
     decisions: list[RouteDecision] = field(default_factory=list)
     attempts: list[Attempt] = field(default_factory=list)
     started: float = field(default_factory=time.perf_counter)
-    called: float = 0.0  # when the first pool was called
-    returned: float = 0.0  # when all of them were done
+    waited: float = 0.0  # seconds for pools, those of before `waiting_since`
+    waiting: int = 0  # parts of it that wait for pools
+    waiting_since: float = 0.0  # when the first of these began to
     reservations: list[Reservation] = field(default_factory=list)  # of its key's budget
     streaming: str = ""  # pool that a stream comes from
     begun: bool = False  # a part of the answer has been given to the application
@@ -67,9 +68,9 @@ class Record:
 
     @property
     def overhead(self) -> float:
-        """Seconds spent here so far: before the first call of a pool and after the last."""
+        """Seconds spent here so far: those in which no part of it waited for pools."""
         now = time.perf_counter()
-        return (self.called or now) - self.started + (now - self.returned if self.returned else 0.0)
+        return now - self.started - self.waited - (now - self.waiting_since if self.waiting else 0.0)
 
     def deferred(self, subtask: str) -> bool:
         """Whether the last answer to a subtask was left to the strong tier, with nothing wrong about it."""
@@ -79,11 +80,15 @@ class Record:
     @contextmanager
     def calling(self) -> Iterator[None]:
         """Around what waits for pools: it does not count as time spent here."""
-        self.called = self.called or time.perf_counter()
+        if not self.waiting:
+            self.waiting_since = time.perf_counter()
+        self.waiting += 1
         try:
             yield
         finally:
-            self.returned = time.perf_counter()
+            self.waiting -= 1
+            if not self.waiting:
+                self.waited += time.perf_counter() - self.waiting_since
 
     def decided(self, question: Question, decision: Decision, subtask: Subtask) -> None:
         """Keep a decision as what is published of it: figures, never text."""

@@ -21,20 +21,17 @@ class Block:
 
     language: str  # first word after the fence, in lower case; empty where there is none
     text: str
-    before: str  # the last line with text before the fence
-    closed: bool  # False where the answer ends inside it
 
 
 def blocks(answer: str) -> list[Block]:
     """All fenced blocks in order, reasoning left out. A fence that is never closed reaches to the end."""
     found: list[Block] = []
     lines = extract.without_reasoning(answer).split("\n")
-    position, before = 0, ""
+    position = 0
     while position < len(lines):
         opening = _FENCE.fullmatch(lines[position])
         position += 1
         if opening is None or len(opening.group(3)) > 200:
-            before = lines[position - 1].strip() or before
             continue
         indent, fence, info = opening.groups()
         start = position
@@ -43,8 +40,8 @@ def blocks(answer: str) -> list[Block]:
         tag = _TAG.search(info)
         text = "\n".join(_unindented(line, indent) for line in lines[start:position])
         language = tag.group().lower().lstrip(".") if tag else ""
-        found.append(Block(language, text, before[:500], position < len(lines)))
-        position, before = position + 1, ""
+        found.append(Block(language, text))
+        position += 1
     return found
 
 

@@ -51,10 +51,11 @@ async def solve(
     """Answer one subtask with one call, or with two where a verifier refuses the first answer.
 
     The first pool is the policy's choice. Only a refusal (`FAILED`) escalates, once, and only from below the strong
-    tier: `UNDECIDED` says nothing about the answer, and above strong there is nobody to ask. The second answer is given
-    whatever its verdict, for its model is the stronger and knew what was wrong. Where no strong pool may or can answer
-    (budget, tenant, faults), the first answer is given, and its verdict stays on record. Each attempt in `attempts`
-    gets the verdict on its answer. Raises `ApiError` from `choose` and `PoolError` from the relay, for the first call.
+    tier: `UNDECIDED` says nothing about the answer, and above strong there is nobody to ask. Where several choices are
+    asked for (`n`), the first is judged for all. The second answer is given whatever its verdict, for its model is the
+    stronger and knew what was wrong. Where no strong pool may or can answer (budget, tenant, faults), the first answer
+    is given, and its verdict stays on record. Each attempt in `attempts` gets the verdict on its answer. Raises
+    `ApiError` from `choose` and `PoolError` from the relay, for the first call.
 
     What an agent does next shows only in the answer: where a turn that was taken for a mechanical one goes on to write,
     it is asked again of the strong tier (`DEFERRED`), as it stands, for nothing was wrong with the answer.
@@ -122,10 +123,13 @@ def _say(verdict: Verdict, answer: _Answer, attempts: list[Attempt]) -> None:
 
 def writes(calls: Sequence[dict[str, Any]]) -> bool:
     """Whether a turn's calls change anything: files, or the world."""
-    functions = [call.get("function") or {} for call in calls]
-    return any(
-        catalogue().deed(str(each.get("name")), str(each.get("arguments"))) is Deed.PRODUCING for each in functions
-    )
+    return any(catalogue().deed(*_function(call)) is Deed.PRODUCING for call in calls)
+
+
+def _function(call: dict[str, Any]) -> tuple[str, str]:
+    """Name and arguments of a tool call, which may be malformed."""
+    function = call.get("function")
+    return (str(function.get("name")), str(function.get("arguments"))) if isinstance(function, dict) else ("", "")
 
 
 def informed(messages: list[dict[str, Any]], former: Reply, reason: str) -> list[dict[str, Any]]:
@@ -144,10 +148,7 @@ def informed(messages: list[dict[str, Any]], former: Reply, reason: str) -> list
 
 
 def _note(former: Reply, reason: str) -> str:
-    calls = [
-        f"{call.get('function', {}).get('name')}({call.get('function', {}).get('arguments')})"
-        for call in former.tool_calls
-    ]
+    calls = ["{}({})".format(*_function(call)) for call in former.tool_calls]
     text = "\n".join([*([former.text] if former.text else []), *calls]).encode("utf-8", "replace").decode()
     if len(text) > MAX_FORMER:
         text = f"{text[: MAX_FORMER // 2]}\n[…]\n{text[-MAX_FORMER // 2 :]}"

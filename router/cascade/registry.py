@@ -93,22 +93,22 @@ class Verifier:
     """One verifier as others see it."""
 
     arguments: type[Arguments]
-    says: str  # what a verdict of it means, and what it cannot see
     processes: int = 0  # that it starts beside itself, where the sandbox can bound them
 
 
+# Beside each: what it means that an answer passes, and what cannot be seen.
 VERIFIERS: dict[str, Verifier] = {
-    "python": Verifier(Arguments, "Every Python block compiles, by this interpreter's version; nothing is run."),
-    "json": Verifier(Json, "It is JSON as RFC 8259 has it; nothing about its contents."),
-    "toml": Verifier(Arguments, "It is TOML 1.0; nothing about its contents."),
-    "yaml": Verifier(Arguments, "It is YAML 1.1 with every alias defined; tags and types are not looked at."),
-    "sql": Verifier(Sql, "Every statement parses; whether tables and columns exist is not known."),
-    "shell": Verifier(Arguments, "bash can parse it; whether the commands exist is not known.", processes=1),
-    "tests": Verifier(Tests, "The tests ran and passed; code that inspects its own process could still forge that."),
-    "arithmetic": Verifier(Arithmetic, "The answer's final number is the value, rounded to the decimals it shows."),
-    "schema": Verifier(Schema, "The JSON conforms to the schema; `format` is not looked at."),
-    "diff": Verifier(Diff, "Every hunk or search block applies to the files; what the change does is not known."),
-    "tool_call": Verifier(ToolCall, "Each call names a function on offer, with arguments that conform to its schema."),
+    "python": Verifier(Arguments),  # every Python block compiles, by this interpreter's version; nothing is run
+    "json": Verifier(Json),  # it is JSON as RFC 8259 has it; nothing about its contents
+    "toml": Verifier(Arguments),  # it is TOML 1.0; nothing about its contents
+    "yaml": Verifier(Arguments),  # it is YAML 1.1 with every alias defined; tags and types are not looked at
+    "sql": Verifier(Sql),  # every statement parses; whether tables and columns exist is not known
+    "shell": Verifier(Arguments, processes=1),  # bash can parse it; whether the commands exist is not known
+    "tests": Verifier(Tests),  # the tests ran and passed; code that inspects its own process could still forge that
+    "arithmetic": Verifier(Arithmetic),  # the answer's final number is the value, rounded to the decimals it shows
+    "schema": Verifier(Schema),  # the JSON conforms to the schema; `format` is not looked at
+    "diff": Verifier(Diff),  # every hunk or search block applies to the files; what the change does is not known
+    "tool_call": Verifier(ToolCall),  # each call names a function on offer, with arguments that conform to its schema
 }
 
 

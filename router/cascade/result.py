@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from contracts.routing import Verdict
@@ -36,6 +37,16 @@ def failed(reason: str) -> Result:
 def undecided(reason: str) -> Result:
     """Nothing is known about the answer."""
     return Result(Verdict.UNDECIDED, sentence(reason))
+
+
+def together(results: Iterable[Result]) -> Result:
+    """Of an answer in parts: the first that is wrong, else the first of which nothing is known, else right."""
+    found = list(results)
+    for verdict in (Verdict.FAILED, Verdict.UNDECIDED):
+        for result in found:
+            if result.verdict is verdict:
+                return result
+    return passed()
 
 
 def sentence(text: str) -> str:

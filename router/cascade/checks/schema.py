@@ -14,7 +14,7 @@ from jsonschema.protocols import Validator
 from router.cascade import answers
 from router.cascade.checks.syntax import parse_json
 from router.cascade.registry import Schema, ToolCall
-from router.cascade.result import BadCheck, Result, failed, passed, undecided
+from router.cascade.result import BadCheck, Result, failed, passed, together, undecided
 
 _WRITTEN_CALL = re.compile(r"<tool_call>|<function[=_]|\[TOOL_CALLS\]|^\s*\{\s*\"(?:name|tool|function)\"\s*:")
 
@@ -36,11 +36,12 @@ def calls(answer: str, arguments: ToolCall) -> Result:
         if _WRITTEN_CALL.search(turn["text"]):
             return failed("The tool call stands in the text of the answer; it must be made as a tool call.")
         return undecided("The answer calls no tool.")
-    results = [_call(call, on_offer) for call in turn["calls"]]
-    return next((result for result in results if result != passed()), passed())
+    return together(_call(call, on_offer) for call in turn["calls"])
 
 
 def _call(call: Any, on_offer: dict[str, Validator]) -> Result:
+    if isinstance(call, dict) and call.get("type") == "custom":
+        return undecided("It calls a custom tool, whose input is free text.")
     function = call.get("function") if isinstance(call, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(function, dict) or not isinstance(name, str):

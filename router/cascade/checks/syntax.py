@@ -15,7 +15,7 @@ import yaml
 
 from router.cascade import answers
 from router.cascade.registry import Arguments, Json
-from router.cascade.result import Result, failed, passed, undecided
+from router.cascade.result import Result, failed, passed, together, undecided
 
 PYTHON = frozenset({"python", "py", "python3", "py3"})
 _LOOKS_LIKE_PYTHON = re.compile(r"(?:def|class|import|from|async|@|if|for|while|with|try|print)\b|#!|\w+\s*(?:=|\()")
@@ -102,8 +102,7 @@ def _yaml_events(text: str) -> None:
 
 
 def _each(texts: list[str], parse: Callable[[str], object], name: str) -> Result:
-    results = [_parsed(text, parse, name) for text in texts]
-    return next((result for result in results if result != passed()), passed())
+    return together(_parsed(text, parse, name) for text in texts)
 
 
 def _parsed(text: str, parse: Callable[[str], object], name: str) -> Result:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -144,6 +145,16 @@ async def test_an_agents_turn_with_bad_arguments_is_made_again(verifiers: Verifi
         assert reply.tool_calls[0]["function"]["arguments"] == good["arguments"]
         assert [attempt.verdict for attempt in pools.attempts] == [Verdict.FAILED, Verdict.PASSED]
         assert "'path' is a required property" in pools.upstreams["b"].calls[0].body["messages"][-1]["content"]
+
+
+async def test_an_agents_turn_with_a_call_that_is_none_is_made_again(verifiers: Verifiers) -> None:
+    message = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": None}]}
+    malformed = Answer(raw=json.dumps({"choices": [{"message": message, "finish_reason": "tool_calls"}]}).encode())
+    good = Answer("", tool_calls=[{"name": "read", "arguments": "{}"}])
+    async with two_tiers(malformed, good) as pools:
+        reply = await solved(pools, verifiers, Check("tool_call", {"tools": {"read": {}}}))
+        assert reply.tool_calls[0]["function"]["name"] == "read"
+        assert [attempt.verdict for attempt in pools.attempts] == [Verdict.FAILED, Verdict.PASSED]
 
 
 async def test_subtasks_side_by_side_keep_their_verdicts_apart(verifiers: Verifiers) -> None:

@@ -321,6 +321,7 @@ CALLS = [
     ("no object", "", [call("list", "[]")], FAILED),
     ("one bad of two", "", [call("list", "{}"), call("read", "{}")], FAILED),
     ("no function", "", [{"id": "c1"}], FAILED),
+    ("of a custom tool", "", [{"type": "custom", "custom": {"name": "patch", "input": "…"}}], UNDECIDED),
     ("in the text", '<tool_call>{"name": "read", "arguments": {"path": "a"}}</tool_call>', [], FAILED),
     ("an answer", "The file holds nothing.", [], UNDECIDED),
 ]

@@ -39,10 +39,9 @@ def test_code(text: str, expected: list[str]) -> None:
     assert [block.text for block in answers.code(text, PYTHON)] == expected
 
 
-def test_a_block_knows_what_stands_before_it_and_whether_it_ends() -> None:
+def test_a_block_knows_its_language_and_needs_no_end() -> None:
     first, second = answers.blocks("src/a.py\n\n```python\nx\n```\nsrc/b.py:\n```\ny")
-    assert (first.before, first.language, first.closed) == ("src/a.py", "python", True)
-    assert (second.before, second.language, second.closed) == ("src/b.py:", "", False)
+    assert (first.language, first.text, second.language, second.text) == ("python", "x", "", "y")
 
 
 @pytest.mark.parametrize(
