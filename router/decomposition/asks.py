@@ -11,31 +11,16 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 
+from router.decomposition import lists
 from router.decomposition.kinds import sentences
 from router.decomposition.lexicon import lexicon, words
 from router.decomposition.text import parts
 
-_LABEL = (
-    r"(?:step|task|question|part|item|q|schritt|aufgabe|frage|étape|tâche|paso|tarea|pregunta|passo|pergunta|шаг|задача|"
-    r"вопрос|задание|任务|问题|步骤|質問|タスク)"
-)
-_NUMBERED = re.compile(
-    rf"^ {{0,3}}(?:#{{1,4}} )?(?:\*\*)?(?:{_LABEL}\s*#?|第)?\(?(\d{{1,2}}|[a-h]|[一二三四五六七八九])"
-    r"(?:[.):：、）]|(?:个|題|题)[:：]?)(?:\*\*)?[ \t]*(?=\S)",
-    re.IGNORECASE,
-)
-_BULLET = re.compile(r"^ {0,3}[-*•+–][ \t]+(?:\[ \][ \t]+)?(?=\S)")
-_ORDINAL = re.compile(
-    r"(?:(?<=\n)|(?<=^)|(?<=[.!?;:] ))(first|second|third|fourth|fifth|sixth|finally|lastly|last)(?:ly)?"
-    r"(?: of all)?[,:] (?=\S)",
-    re.IGNORECASE,
-)
-_ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth")
-_FENCE = re.compile(r" {0,3}(```+|~~~+)")
-_CHINESE = "一二三四五六七八九"
 _CLAUSE = re.compile(
-    r"(?:[,;]\s+(?:and\s+)?(?:then\s+|also\s+)?|\s+and\s+(?:then\s+|also\s+)?|，(?:然后|再|并)?|；)(?=[^\W\d_])"
+    r"(?:[,;]\s+(?:and\s+)?(?:then\s+|also\s+)?|(?<!\s)\s+and\s+(?:then\s+|also\s+)?|，(?:然后|再|并)?|；)(?=[^\W\d_])"
 )
+
+_CONNECTIVES = re.compile(r"(?<![\s,])(?:[\s,]+(?:and|then|und|et|y))+\s*$")
 
 
 @dataclass(frozen=True)
@@ -51,6 +36,8 @@ class Asks:
 @dataclass(frozen=True)
 class _Cues:
     announces: re.Pattern[str]
+    announcing: re.Pattern[str]
+    single: re.Pattern[str]
     one_thing: re.Pattern[str]
     only_some: re.Pattern[str]
     leads: re.Pattern[str]
@@ -88,7 +75,7 @@ def _is_item(sentence: str) -> bool:
 
 def listed(text: str) -> Asks | None:
     """The items of the one list of a request, where each is an ask of its own and nothing around it says otherwise."""
-    found = _split_list(text) or _split_list(_ordinals_as_list(text))
+    found = lists.split(text) or lists.split(lists.written_out(text))
     if found is None:
         return None
     before, items, behind = found
@@ -106,9 +93,11 @@ def questions(text: str) -> Asks | None:
     if "```" in text or text.count("?") + text.count("？") < 2:
         return None
     found = [each for each in sentences(text) if words(each)]
+    context = []
     while found and not _asks_something(found[0]):
-        if not cues().announces.fullmatch(found[0].strip(" .:!？?")):
+        if not _announces(found[0]) or cues().single.search(found[0]):
             return None
+        context.append(_said_besides(found[0]))
         found = found[1:]
     lines = sum(1 for line in text.splitlines() if line.strip())
     if len(found) < 2 or (len(found) == 2 and lines < 2):
@@ -121,7 +110,7 @@ def questions(text: str) -> Asks | None:
         )
         if not alone or (index and cues().previous.search(each)) or "question" not in lexicon().opening(each):
             return None
-    return Asks(found)
+    return Asks(found, "\n".join(filter(None, context)))
 
 
 def operations(text: str) -> Asks | None:
@@ -132,7 +121,8 @@ def operations(text: str) -> Asks | None:
     items: list[str] = []
     context: list[str] = []
     for sentence in sentences(prose):
-        if cues().announces.fullmatch(sentence.strip(" .:!")) and not items:
+        if _announces(sentence) and not items:
+            context += filter(None, [_said_besides(sentence)])
             continue
         if cues().joins.search(sentence):
             return None
@@ -187,83 +177,8 @@ def _first_sentence(item: str) -> str:
     return found[0] if found else ""
 
 
-def _split_list(text: str) -> tuple[str, list[str], str] | None:
-    """(before, items, behind) of the one top-level list; None where there is none, or several, or it miscounts."""
-    lines = text.split("\n")
-    if len(lines) > 2000:
-        return None
-    before: list[str] = []
-    behind: list[str] = []
-    items: list[list[str]] = []
-    style, fence, blank, expected = "", "", False, 1
-    for line in lines:
-        marker = _FENCE.match(line)
-        if marker:
-            fence = "" if fence and marker[1].startswith(fence) else fence or marker[1]
-        number = None if fence or marker else _NUMBERED.match(line)
-        bullet = None if fence or marker or number else _BULLET.match(line)
-        if style != "bullet" and number and _value(number[1]) == expected and not behind:
-            style = "number"
-            expected += 1
-            items.append([line[number.end() :]])
-        elif style == "number" and number and not line.startswith("  "):
-            return None  # counts otherwise: not one list of steps
-        elif style != "number" and bullet and not behind:
-            style = "bullet"
-            items.append([line[bullet.end() :]])
-        elif not items:
-            before.append(line)
-        elif behind or (blank and line.strip() and not line.startswith((" ", "\t")) and not fence and not marker):
-            if (number or bullet) and not fence:
-                return None
-            behind.append(line)
-        else:
-            items[-1].append(line)
-        blank = not line.strip()
-    if items and not behind:
-        behind = _cut_off(items[-1])
-    made = ["\n".join(item).strip() for item in items]
-    return ("\n".join(before).strip(), made, "\n".join(behind).strip()) if made else None
-
-
-def _cut_off(item: list[str]) -> list[str]:
-    """Take from the last item what follows it without an indent: nothing shows that it belongs to it."""
-    fenced = False
-    for index, line in enumerate(item):
-        fenced ^= _FENCE.match(line) is not None
-        if index and line.strip() and not fenced and not line.startswith((" ", "\t")) and not _FENCE.match(line):
-            behind = item[index:]
-            del item[index:]
-            return behind
-    return []
-
-
-def _value(label: str) -> int:
-    if label.isdigit():
-        return int(label)
-    return _CHINESE.index(label) + 1 if label in _CHINESE else ord(label.lower()) - ord("a") + 1
-
-
-def _ordinals_as_list(text: str) -> str:
-    """A text whose sentences begin with first, second, ... finally, written as a numbered list; others as they are."""
-    found = list(_ORDINAL.finditer(text)) if "first" in text or "First" in text else []
-    if not 3 <= len(found) <= 8 or "```" in text[found[0].start() :]:
-        return text
-    for index, each in enumerate(found):
-        word = each[1].lower()
-        if word != (_ORDINALS[index] if index < len(_ORDINALS) else "") and not (
-            index == len(found) - 1 and word[0] in "fl"
-        ):
-            return text
-    pieces = [text[: found[0].start()]]
-    for index, each in enumerate(found):
-        end = found[index + 1].start() if index + 1 < len(found) else len(text)
-        pieces.append(f"{index + 1}. {text[each.end() : end].strip()}")
-    return "\n".join(pieces)
-
-
 def _announced(before: str) -> tuple[str, bool] | None:
-    """What stands before a list, less its announcement: (what the items share, whether the answers are to be made one).
+    """What stands before a list, less its bare announcement: (what its items share, whether one answer is made of all).
 
     None = it asks for something itself, or says that the list is one thing, or that not all of it is asked for; or it
     states something and announces nothing: the parts of an exam's problem, the options of a choice.
@@ -277,9 +192,11 @@ def _announced(before: str) -> tuple[str, bool] | None:
     for index, sentence in enumerate(said):
         last = index == len(said) - 1
         join = cues().joins.search(sentence)
-        asked = re.sub(r"(?:[\s,]+(?:and|then|und|et|y))+\s*$", "", sentence[: join.start()]) if join else sentence
-        if cues().announces.fullmatch(asked.strip(" .:：!*#,")):
-            kept = kept.replace(sentence, "", 1)
+        asked = _CONNECTIVES.sub("", sentence[: join.start()]) if join else sentence
+        if _announces(asked):
+            if cues().single.search(asked):
+                return None
+            kept = kept.replace(sentence, _said_besides(asked), 1)
             joined |= join is not None
             announced = True
         elif lexicon().greets(sentence):
@@ -289,6 +206,17 @@ def _announced(before: str) -> tuple[str, bool] | None:
         else:
             announced |= bool(blocks) and cues().shows.search(sentence) is not None
     return (kept.strip(), joined) if announced else None
+
+
+def _announces(sentence: str) -> bool:
+    """Whether a sentence announces asks and asks for nothing itself."""
+    return cues().announces.fullmatch(sentence.strip(" .:：!？?*#,")) is not None
+
+
+def _said_besides(announcement: str) -> str:
+    """An announcement that says more than that asks follow, what they are about or how to answer; else empty."""
+    neutral = all(cues().announcing.fullmatch(word) for word in words(announcement))
+    return "" if neutral else announcement.strip(" *#,")
 
 
 def _heads_one_thing(sentence: str, blocks: bool) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from router.chat import Message
 from router.decomposition.plan import Kind
-from router.decomposition.text import clipped, holds_result
+from router.decomposition.text import clipped, holds_result, last_spoken
 from router.decomposition.tools import Deed, catalogue
 
 LATCH = 3  # failed turns that are still open: then the session stays on strong pools until a verification passes
@@ -109,7 +109,8 @@ def follow(messages: Sequence[Message], tools: bool) -> Trajectory:
     total = max(recent.total(), 1)
     severity = min(open_failures.total() / LATCH, 1.0)
     spinning = min(max(most - 1, 0) / (REPEATS - 1), 1.0)
-    ended_by_user = bool(messages) and messages[-1].role == "user" and not holds_result(messages[-1].text)
+    said = last_spoken(messages)
+    ended_by_user = said >= 0 and all(_silent(message) for message in messages[said + 1 :])
     figures = {
         "turns": float(len(turns)),
         **{deed.value: recent[deed] / total for deed in Deed if deed is not Deed.OTHER},
@@ -124,6 +125,11 @@ def follow(messages: Sequence[Message], tools: bool) -> Trajectory:
     kind = Kind.PLANNING if ended_by_user else _kind(step, spinning) if step else Kind.EXPLORING
     hard = Deed.VERIFYING in last.failed or severity > 0.5 or spinning > 0.5 or latched
     return Trajectory(kind, severity, spinning, latched, hard, figures)
+
+
+def _silent(message: Message) -> bool:
+    """Whether a turn behind what a person said changes nothing about it: a host's reminder, no tool's result."""
+    return message.role in ("user", "system", "developer") and not holds_result(message.text)
 
 
 def _kind(last: _Turn, spinning: float) -> Kind:

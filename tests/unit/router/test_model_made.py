@@ -165,7 +165,7 @@ def test_a_hostile_plan_is_refused_in_linear_time(text):
 
 
 def test_what_stands_in_strings_is_not_mended():
-    plan = read('{"subtasks": [' + json.dumps(FIRST | {"prompt": "What is [1,] {2,}?"}) + ", " + json.dumps(SECOND) + ",]}",
-                REQUEST, SETTINGS)  # fmt: skip
+    first = json.dumps(FIRST | {"prompt": "What is [1,] {2,}?"})
+    plan = read(f'{{"subtasks": [{first}, {json.dumps(SECOND)},]}}', REQUEST, SETTINGS)
     assert isinstance(plan, Plan)
     assert plan.subtasks[0].prompt.endswith("What is [1,] {2,}?")

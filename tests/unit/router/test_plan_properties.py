@@ -116,6 +116,22 @@ def test_a_megabyte_of_anything_is_planned_in_linear_time(piece):
     assert seconds(1_000_000) < 2.0
 
 
+@pytest.mark.parametrize("space", [" ", "\t", "\u3000", " ,", ", "])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Explain the code{} x.\n```python\nx=1\n```\nWrite tests for it",
+        "Please combine all of it{}.\n1. Explain x\n2. Translate cat",
+        "Do these things{}combine all of it:\n1. Explain x\n2. Translate cat to French",
+    ],
+)
+def test_a_long_run_of_spaces_costs_no_more_than_a_text(text, space):
+    begun = time.process_time()
+    for _ in range(20):
+        plan(request(text.format(space * (15_000 // len(space)))))
+    assert time.process_time() - begun < 2.0
+
+
 def test_what_is_looked_at_is_capped():
     assert len(clipped("x" * 1_000_000)) <= 4001
     assert spoken("<system-reminder>" * 50_000 + "hello").endswith("hello")

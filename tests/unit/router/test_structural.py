@@ -130,6 +130,35 @@ def test_what_parts_share_is_said_once_in_each():
     assert made.subtasks[1].check == Check("tests", {"subject": "def price(w):\n    return 3 * w"})
 
 
+@pytest.mark.parametrize(
+    ("announcement", "kept"),
+    [
+        ("Answer these questions about my wife's birthday:", True),
+        ("Complete these tasks in French:", True),
+        ("I have two questions, answer briefly:", True),
+        ("Ich habe zwei Fragen zu meinem Golf:", True),
+        ("Please answer the following questions:", False),
+        ("Can you help me with these two unrelated things?", False),
+        ("Bitte beantworte folgende Fragen:", False),
+        ("Réponds aux questions suivantes :", False),
+        ("Responde las siguientes preguntas:", False),
+        ("Ответь на следующие вопросы:", False),
+    ],
+)
+def test_an_announcement_is_dropped_unless_it_says_more(announcement, kept):
+    """What the questions are about, or how to answer them, is each part's to know."""
+    made = plan(request(f"{announcement}\n1. What should be eaten?\n2. What should be sung?"))
+    assert len(made.subtasks) == 2
+    assert all((announcement in subtask.prompt) is kept for subtask in made.subtasks)
+
+
+def test_questions_in_a_row_know_what_their_announcement_says():
+    made = plan(request("I have some questions about cars. What is a clutch? What is a gearbox? What is a camshaft?"))
+    assert [subtask.prompt for subtask in made.subtasks] == [
+        f"I have some questions about cars.\n\nWhat is a {part}?" for part in ("clutch", "gearbox", "camshaft")
+    ]
+
+
 def test_much_shared_context_keeps_a_request_whole():
     passage = "The river was wide. " * 300
     assert plan(

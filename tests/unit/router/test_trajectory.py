@@ -181,6 +181,14 @@ def test_calls_that_are_written_out_in_the_text_count_once_their_result_is_there
     )
 
 
+@pytest.mark.parametrize("role", ["user", "system", "developer"])
+def test_a_hosts_reminder_behind_a_result_is_no_new_task(role):
+    reminder = Message(role, "<system-reminder>The list of tasks is empty.</system-reminder>")
+    assert follow([ASK, *READ, reminder], tools=True).kind is Kind.EXPLORING
+    assert follow([ASK, *FAILED_TEST, reminder], tools=True).kind is Kind.RECOVERING
+    assert follow([ASK, *READ, user("Now rename it"), reminder], tools=True).kind is Kind.PLANNING
+
+
 def test_a_plain_chat_has_no_trajectory():
     found = follow([user("hi"), assistant("hello"), user("What is a mutex?")], tools=False)
     assert (found.kind, found.figures, found.minimum) == (None, {}, "")
