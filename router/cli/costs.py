@@ -95,7 +95,7 @@ def _show(rows: Sequence[Row], total: Row, by: By) -> None:
     if total.saved is not None and total.saved >= 0:
         console.print(f"saved {_dollars(total.saved)} of {_dollars(total.counterfactual)}")
     elif total.saved is not None:
-        console.print(f"{_dollars(-total.saved)} dearer than the {_dollars(total.counterfactual)} of the strongest alone")
+        console.print(f"{_dollars(-total.saved)} dearer than {_dollars(total.counterfactual)} on the strongest alone")
 
 
 def _cells(row: Row) -> list[str]:
