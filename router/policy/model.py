@@ -1,14 +1,11 @@
 """The cold-start model: from a text alone, how likely each kind of language model is to answer it well.
 
-Regressions of outcomes (1 = right, 0 = wrong), fitted by router/policy/fit.py:
-
-- linear: ridge on hashed n-grams with TF-IDF weights;
-- kernels: ridge with Gaussian kernels on a small vector, a prompt's point, which holds the linear scores of outcomes
-  and of the training data's groups (subjects, sources), its place among topics (latent semantic analysis), and figures
-  of form. With the Nyström method (Williams & Seeger 2001) they cost a product with a few hundred landmarks, and give
-  what the mean per subject gives without being told the subject.
-
-Their mean, calibrated, is a probability; `logits` gives its log-odds.
+A prompt becomes a point: its linear scores (ridge on hashed n-grams with TF-IDF weights) for each outcome and for each
+group of the training data (subjects, sources), its place among topics (latent semantic analysis), and figures of form.
+Ridge regression with a Gaussian kernel on these points foretells the outcomes (1 = right, 0 = wrong). With the Nyström
+method (Williams & Seeger 2001) it costs a product with a few hundred landmarks. It knows what the mean per subject
+knows without being told the subject. Calibrated out of fold, its score is a probability; `logits` gives the log-odds.
+router/policy/fit.py trains it.
 """
 
 from __future__ import annotations
@@ -43,7 +40,7 @@ Matrix = npt.NDArray[np.float32]
 class Arrays:
     """What is learned.
 
-    V = 2 * BUCKETS, R rank, T outcomes, C = T + groups + topics, D = C + len(SHAPE), K kernels, L landmarks.
+    V = 2 * BUCKETS, R rank, T outcomes, C = T + groups + topics, D = C + len(SHAPE), L landmarks.
     """
 
     idf: Matrix  # [V] inverse document frequency of character n-grams, then of words
@@ -53,10 +50,10 @@ class Arrays:
     topics: Matrix  # [C] 1 for topics, 0 for the others
     centre: Matrix  # [len(SHAPE)] mean of each figure of form
     spread: Matrix  # [len(SHAPE)] its standard deviation
-    weights: Matrix  # [K, D] what a coordinate counts in each kernel
-    landmarks: Matrix  # [L, D]
-    duals: Matrix  # [K, L, T]
-    blend: Matrix  # [2, T] constant, and share of the sum of all scores
+    weights: Matrix  # [D] what a coordinate counts in the kernel
+    landmarks: Matrix  # [L, D] points, by their weights
+    dual: Matrix  # [L, T]
+    calibration: Matrix  # [2, T] constant and slope
 
 
 class RoutingModel:
@@ -67,8 +64,7 @@ class RoutingModel:
         self.outcomes = outcomes  # [T]
         self.card = card  # what it was trained on and how well it does; JSON-able
         self._mix = arrays.scale[:, None] * arrays.mix
-        self._landmarks = arrays.landmarks[None] * arrays.weights[:, None]  # [K, L, D]
-        self._norms = (self._landmarks**2).sum(2)  # [K, L]
+        self._norms = (arrays.landmarks**2).sum(1)
         self._tiers = [place for place, name in enumerate(outcomes) if name.startswith(TIER)]
 
     @cached_property
@@ -107,11 +103,9 @@ class RoutingModel:
             if norm:
                 scores += (values / norm) @ arrays.basis[rows].astype(np.float32)
         columns = scores @ self._mix
-        points = point_of(columns, arrays.topics, features.shape, arrays.centre, arrays.spread) * arrays.weights
-        distances = self._norms + (points**2).sum(1)[:, None] - 2 * (self._landmarks @ points[:, :, None])[:, :, 0]
-        similar = np.exp(-np.maximum(distances, 0))
-        total = columns[: len(self.outcomes)] + (similar[:, None] @ arrays.duals).sum((0, 1))
-        return arrays.blend[0] + arrays.blend[1] * total
+        point = point_of(columns, arrays.topics, features.shape, arrays.centre, arrays.spread) * arrays.weights
+        distances = self._norms + point @ point - 2 * (arrays.landmarks @ point)
+        return arrays.calibration[0] + arrays.calibration[1] * (np.exp(-np.maximum(distances, 0)) @ arrays.dual)
 
     def save(self, path: Path) -> None:
         """Write it as safetensors; the card is part of the file."""
@@ -160,12 +154,12 @@ def point_of(columns: Matrix, topics: Matrix, shape: Matrix, centre: Matrix, spr
 def _checked(tensors: dict[str, npt.NDArray[Any]], outcomes: int) -> Arrays:
     """The arrays, each of the shape and type that the others demand, and finite."""
     rank, columns = tensors["mix"].shape
-    kernels, landmarks = len(tensors["weights"]), len(tensors["landmarks"])
+    landmarks = len(tensors["landmarks"])
     vocabulary, form = 2 * BUCKETS, len(SHAPE)
     shapes: dict[str, tuple[int, ...]] = {
         "idf": (vocabulary,), "basis": (vocabulary, rank), "scale": (rank,), "mix": (rank, columns),
-        "topics": (columns,), "centre": (form,), "spread": (form,), "weights": (kernels, columns + form),
-        "landmarks": (landmarks, columns + form), "duals": (kernels, landmarks, outcomes), "blend": (2, outcomes),
+        "topics": (columns,), "centre": (form,), "spread": (form,), "weights": (columns + form,),
+        "landmarks": (landmarks, columns + form), "dual": (landmarks, outcomes), "calibration": (2, outcomes),
     }  # fmt: skip
     for name, shape in shapes.items():
         array = tensors[name]
