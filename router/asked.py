@@ -12,7 +12,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from hashlib import sha256
 
@@ -23,8 +23,9 @@ from infra.bus import Bus, Received
 from infra.work import work
 from router import instruments
 from router.answering import NEVER, Answering
-from router.chat import ApiError
+from router.chat import ApiError, ChatRequest
 from router.decomposition.planner import plan
+from router.gateway.completions import LONG_BODY
 from router.gateway.keys import EVERYONE
 from router.gateway.models import asked
 from router.gateway.parse import MAX_BYTES, parse
@@ -36,7 +37,7 @@ SLOTS = 32  # requests at once
 DRAIN_SECONDS = 2.0
 REFUSED = "refused"
 
-Decide = Callable[[RouteRequest], RouteDecision]
+Decide = Callable[[RouteRequest], Awaitable[RouteDecision]]
 
 
 async def answer_requests(bus: Bus, run: str, decide: Decide, *, create: bool, stopping: asyncio.Event) -> None:
@@ -47,7 +48,7 @@ async def answer_requests(bus: Bus, run: str, decide: Decide, *, create: bool, s
     await ensure_consumer(bus, ROUTE_WORKERS, create=create, run=run)
 
     async def answer(received: Received[RouteRequest]) -> None:
-        decision = decide(received.message)
+        decision = await decide(received.message)
         # The id is the asker's: it must neither break a header, nor stand in the way of another message's.
         name = sha256(decision.request_id.encode()).hexdigest()
         await bus.publish(ROUTE_DECISION, decision, id=f"asked.{name}", run=run)
@@ -62,19 +63,20 @@ class Advisor:
     def __init__(self, answering: Answering) -> None:
         self._answering = answering
 
-    def __call__(self, asking: RouteRequest) -> RouteDecision:
-        """Where a request would go now, or why it could go nowhere."""
+    async def __call__(self, asking: RouteRequest) -> RouteDecision:
+        """Where a request would go now, or why it could go nowhere. A long one is read beside the event loop."""
         try:
-            return self._decided(asking)
+            raw = asking.body.encode()
+            if len(raw) > MAX_BYTES:
+                raise ApiError(413, f"the body has {len(raw)} bytes, {MAX_BYTES} are allowed")
+            long = len(raw) > LONG_BODY
+            request = await asyncio.to_thread(parse, raw, asking.session) if long else parse(raw, asking.session)
+            return self._decided(asking, request)
         except ApiError as error:
             return refusal(asking, error.message)
 
-    def _decided(self, asking: RouteRequest) -> RouteDecision:
+    def _decided(self, asking: RouteRequest, request: ChatRequest) -> RouteDecision:
         a = self._answering
-        raw = asking.body.encode()
-        if len(raw) > MAX_BYTES:
-            raise ApiError(413, f"the body has {len(raw)} bytes, {MAX_BYTES} are allowed")
-        request = parse(raw, asking.session)
         caller = a.keys.named(asking.key) if asking.key else EVERYONE
         wanted = asked(request.model, a.settings.pools, caller, a.settings.tolerance)
         left = None if caller.budget is None else max(caller.budget - a.books.spent(caller.name), 0)

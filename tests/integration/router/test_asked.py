@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -15,10 +16,11 @@ from contracts.messages import RouteDecision, RouteRequest
 from contracts.subjects import ROUTE_DECISION, ROUTE_REQUEST
 from infra.bus import Bus
 from router.answering import Answering
-from router.asked import Advisor, answer_requests
+from router.asked import Advisor, Decide, answer_requests
 from router.cascade.verifiers import Verifiers
+from router.gateway.completions import LONG_BODY
 from router.gateway.keys import Keys
-from router.gateway.parse import MAX_BYTES
+from router.gateway.parse import MAX_BYTES, parse
 from router.ledger.books import Books
 from router.ledger.spending import Reservation
 from router.ledger.store import Ledger
@@ -31,7 +33,7 @@ from tests.integration.helpers import dead_letters, first, publish_raw
 
 POOLS = {
     "small": PoolSettings(tier="compact", url="http://127.0.0.1:9/v1", price_in=0.1, price_out=0.2),
-    "large": PoolSettings(tier="strong", url="http://127.0.0.1:9/v1", price_in=3.0, price_out=15.0),
+    "large": PoolSettings(tier="strong", url="http://127.0.0.1:9/v1", price_in=3.0, price_out=15.0, price_cached=0.3),
 }
 SECRETS = {"TEAM": "sk-team", "POOR": "sk-poor"}
 
@@ -60,9 +62,7 @@ async def advisor(bus: Bus, run: str, tmp_path: Path) -> AsyncIterator[Advisor]:
 
 
 @asynccontextmanager
-async def routers(
-    bus: Bus, run: str, *decide: Callable[[RouteRequest], RouteDecision]
-) -> AsyncIterator[list[asyncio.Task[None]]]:
+async def routers(bus: Bus, run: str, *decide: Decide) -> AsyncIterator[list[asyncio.Task[None]]]:
     """As many as there are ways to decide, on one bus."""
     stopping = asyncio.Event()
     tasks = [asyncio.create_task(answer_requests(bus, run, each, create=True, stopping=stopping)) for each in decide]
@@ -122,15 +122,34 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 async def test_what_is_decided(advisor: Advisor, run: str, name: str) -> None:
     body, key, pool, reason = CASES[name]
-    decision = advisor(request(run, "ask", body, key))
+    decision = await advisor(request(run, "ask", body, key))
     assert (decision.id, decision.request_id, decision.run) == ("ask", "ask", run)
     assert decision.pool == pool
     assert reason in ("", decision.reason)
     assert bool(decision.error) is (not pool)
 
 
+async def test_what_a_session_has_cached_counts_for_its_key_alone(advisor: Advisor, run: str) -> None:
+    """One conversation of one key: a switch away from the cache costs what it costs the gateway's requests."""
+    answering = advisor._answering
+    body = chat("word " * 2000)
+    cold = await advisor(request(run, "cold", body))
+    session = parse(json.dumps(body).encode()).session
+    answering.affinity.used(f"/{session}", "large", 2000, time.monotonic())
+    warm = await advisor(request(run, "warm", body))
+    other = await advisor(request(run, "other", body, "team"))
+    assert warm.scores["large"].cost < cold.scores["large"].cost == other.scores["large"].cost
+
+
+async def test_a_long_request_is_decided_like_a_short_one(advisor: Advisor, run: str) -> None:
+    body = chat() | {"metadata": {"padding": "x" * 2 * LONG_BODY}}
+    assert (await advisor(request(run, "ask", body))).pool in POOLS
+    refused = await advisor(request(run, "ask", json.dumps(body)[:-1]))
+    assert refused.reason == "refused" and refused.error
+
+
 async def test_a_key_without_budget_is_told_so(advisor: Advisor, run: str) -> None:
-    decision = advisor(request(run, "ask", chat(), "poor"))
+    decision = await advisor(request(run, "ask", chat(), "poor"))
     assert decision.pool == "" and decision.error
 
 
@@ -147,11 +166,11 @@ async def test_ids_that_would_break_headers_and_messages_that_are_none(bus: Bus,
 async def test_a_decision_that_fails_is_asked_for_again(bus: Bus, run: str, advisor: Advisor) -> None:
     failed: list[str] = []
 
-    def shaky(asking: RouteRequest) -> RouteDecision:
+    async def shaky(asking: RouteRequest) -> RouteDecision:
         if not failed:
             failed.append(asking.id)
             raise RuntimeError("for once")
-        return advisor(asking)
+        return await advisor(asking)
 
     async with routers(bus, run, shaky):
         await bus.publish(ROUTE_REQUEST, request(run, "ask", chat()), id="ask", run=run)
