@@ -133,6 +133,9 @@ class _Worker:
         except (OSError, EOFError, TimeoutError) as error:
             await self.stop()
             raise SandboxCrash(f"a worker process did not start ({type(error).__name__}: {error})") from None
+        except asyncio.CancelledError:
+            await self.stop()  # what it says at its start must not be taken for the answer to the next call
+            raise
         if header["status"] != "ok":
             await self.stop()
             raise SandboxCrash(f"a worker process could not make its first call: {header['reason']}")

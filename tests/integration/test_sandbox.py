@@ -169,6 +169,18 @@ async def test_a_cancelled_call_leaves_no_answer_for_the_next(sandbox: Sandbox) 
     assert await call(sandbox, "echo", "mine") == "mine"
 
 
+async def test_a_call_cancelled_while_its_worker_starts_leaves_no_answer_for_the_next(sandbox: Sandbox) -> None:
+    worker = sandbox._workers[0]
+    await worker.stop()
+    waiting = asyncio.create_task(call(sandbox, "echo", "theirs"))
+    while worker._process is None:  # noqa: ASYNC110 - it has no event
+        await asyncio.sleep(0.001)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    for mine in range(2):
+        assert await call(sandbox, "echo", mine) == mine
+
+
 async def test_more_calls_than_workers_wait_their_turn() -> None:
     sandbox = Sandbox(2, Limits(), packages=(HERE,))
     await sandbox.start()
