@@ -106,7 +106,7 @@ class Call:
             self._failed(error)
             raise
         self._first = self._clock()
-        self.seat.breaker.spoke()
+        self.seat.breaker.spoke(self._first)
 
     async def rest(self) -> AsyncGenerator[Chunk, None]:
         """All chunks of a call that has begun. Raises `PoolError` in mid-stream."""
@@ -210,7 +210,7 @@ class Call:
             at_once = error.fault is Fault.UNAUTHORISED
             breaker.failed(self._clock(), retry_after=error.retry_after, at_once=at_once)
         elif status is Status.OK or isinstance(error, PoolError):
-            breaker.succeeded()
+            breaker.succeeded(self._clock())
         else:
             breaker.abandoned()
 

@@ -60,16 +60,17 @@ class Breaker:
         self._probing = self._open
         return True
 
-    def spoke(self) -> None:
+    def spoke(self, now: float) -> None:
         """A stream gave its first token: the pool is back, but one more failure trips the breaker again."""
-        if self._open:
+        if self.state(now) is State.HALF_OPEN:
             self._open = self._probing = False
             self._row = self._failures - 1
 
-    def succeeded(self) -> None:
-        """The pool answered, if only to refuse."""
-        self._row = self._trips = 0
-        self._open = self._probing = False
+    def succeeded(self, now: float) -> None:
+        """The pool answered, if only to refuse. What was asked before it tripped does not shorten its cooldown."""
+        if self.state(now) is not State.COOLING:
+            self._row = self._trips = 0
+            self._open = self._probing = False
 
     def failed(self, now: float, *, retry_after: float | None = None, at_once: bool = False) -> None:
         """The call failed by the pool's fault; `retry_after` as it asked for, `at_once` where more calls are no use."""

@@ -180,6 +180,20 @@ async def test_a_fallback_that_fails_cools_down_like_any_pool(streaming):
 
 
 @both
+async def test_a_pool_that_asked_for_rest_gets_it_though_others_went_well_with_it(streaming):
+    clock = Clock()
+    later = failing(429, **{"retry-after": "30"})
+    async with bench([Answer(delay=0.2, pace=0.01), later, Answer()], Answer(), clock=clock) as it:
+        going = asyncio.create_task(it.ask(streaming))
+        await until(lambda: it.upstreams["a"].active == 1)
+        assert await it.ask(streaming) == "b"
+        assert await going == "a"
+        assert await it.ask(streaming) == "b"
+        clock.now += 30
+        assert await it.ask(streaming) == "a"
+
+
+@both
 async def test_one_call_finds_out_whether_a_pool_is_back(streaming):
     clock = Clock()
     async with bench([failing(503), Answer(delay=0.1)], Answer(), failures=1, clock=clock) as it:

@@ -29,7 +29,7 @@ def test_it_trips_after_failures_in_a_row(ends, expected):
     breaker = Breaker(failures=3, cooldown=10.0)
     for end in ends:
         assert breaker.admit(0.0)
-        {"f": lambda: breaker.failed(0.0), "s": breaker.succeeded, "a": breaker.abandoned}[end]()
+        {"f": lambda: breaker.failed(0.0), "s": lambda: breaker.succeeded(0.0), "a": breaker.abandoned}[end]()
     assert breaker.state(0.0) is expected
     assert breaker.admit(0.0) is (expected is State.CLOSED)
     assert breaker.retry_after(0.0) == (0.0 if expected is State.CLOSED else 10.0)
@@ -55,7 +55,7 @@ def test_one_call_finds_out_whether_the_pool_is_back():
     assert breaker.retry_after(10.0) > 0
     breaker.abandoned()  # it told nothing: the next one may try
     assert breaker.admit(11.0)
-    breaker.succeeded()
+    breaker.succeeded(11.0)
     assert all(breaker.admit(11.0) for _ in range(5))
 
 
@@ -64,7 +64,7 @@ def test_success_makes_the_next_cooldown_short_again():
     assert breaker.admit(10.0)
     breaker.failed(10.0)
     assert breaker.admit(30.0)
-    breaker.succeeded()
+    breaker.succeeded(30.0)
     assert breaker.admit(30.0)
     breaker.failed(30.0)
     assert breaker.retry_after(30.0) == 10.0
@@ -76,7 +76,7 @@ def test_a_first_token_lets_others_in_but_a_failure_after_it_trips_again():
         assert breaker.admit(0.0)
         breaker.failed(0.0)
     assert breaker.admit(10.0)
-    breaker.spoke()
+    breaker.spoke(10.0)
     assert breaker.admit(10.0)
     breaker.failed(11.0)
     assert breaker.retry_after(11.0) == 20.0
@@ -98,6 +98,18 @@ def test_what_the_pool_asks_for_is_honoured_at_once(asked, expected):
     assert breaker.admit(0.0)
     breaker.failed(0.0, retry_after=asked)
     assert breaker.retry_after(0.0) == expected
+
+
+@pytest.mark.parametrize("ends", ["succeeded", "spoke"])
+def test_calls_from_before_do_not_shorten_a_cooldown(ends):
+    """Of many at once, one is told to come back later; the others go well, and the pool is left alone all the same."""
+    breaker = Breaker(failures=3, cooldown=10.0)
+    assert all(breaker.admit(0.0) for _ in range(3))
+    breaker.failed(1.0, retry_after=30.0)
+    getattr(breaker, ends)(2.0)
+    assert breaker.retry_after(2.0) == 29.0
+    getattr(breaker, ends)(31.0)
+    assert all(breaker.admit(31.0) for _ in range(2))
 
 
 def test_a_wrong_key_trips_at_once():
