@@ -135,7 +135,7 @@ class RouteOutcome(Message, frozen=True, tag="route_outcome"):
     kind: str  # of the request
     status: str  # Status
     decisions: list[str]  # ids of the decisions taken for it
-    attempts: list[Attempt]  # in order of starting
+    attempts: list[Attempt]  # in the order in which they ended
     cost: Nat  # picodollars of all attempts
     counterfactual: Nat  # picodollars of one call of the strongest pool with this prompt and an answer of this length
     error: str  # the sentence the application was given; empty when it went well

@@ -30,16 +30,24 @@ class PoolSettings(Section):
     capabilities: frozenset[Literal["tools", "json", "images"]] = Field(
         frozenset({"tools", "json"}), description="what it can do: tools, json, images; for a bus pool tools or nothing"
     )
-    concurrency: int = Field(64, ge=1, description="calls at once; more wait their turn")
-    first_token_seconds: float = Field(60.0, gt=0, description="longest wait for the first token")
-    next_token_seconds: float = Field(30.0, gt=0, description="longest wait for each further one")
-    total_seconds: float = Field(600.0, gt=0, description="longest time for a whole answer")
-    retries: int = Field(1, ge=0, description="times a failed call is made again here before the next pool is tried")
+    concurrency: int = Field(64, ge=1, description="calls at once; four times as many wait their turn")
+    first_token_seconds: float = Field(
+        60.0, gt=0, description="longest wait for its turn, and for a stream's first token"
+    )
+    next_token_seconds: float = Field(30.0, gt=0, description="longest pause once an answer has begun")
+    total_seconds: float = Field(
+        600.0, gt=0, description="longest time for a whole answer; of one that is not streamed also until it begins"
+    )
+    retries: int = Field(
+        1, ge=0, description="times a call that failed in time is made again here before the next pool is tried"
+    )
     failures: int = Field(3, ge=1, description="failed calls in a row after which it is left alone for a while")
     cooldown_seconds: float = Field(
         10.0, gt=0, description="how long it is left alone; doubled each time, up to 8 times"
     )
-    hedge_seconds: float = Field(0.0, ge=0, description="silence after which the next pool is asked as well; 0 = never")
+    hedge_seconds: float = Field(
+        0.0, ge=0, description="silence, waiting its turn included, after which the next pool is asked too; 0 = never"
+    )
 
     @model_validator(mode="before")
     @classmethod
