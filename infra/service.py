@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import structlog
+from nats.errors import Error as NatsError
 
 from contracts import subjects
 from contracts.messages import Heartbeat
@@ -96,13 +97,13 @@ class Service:
         await self._bus_ready.wait()
 
     async def prepare_bus(self) -> None:
-        """See to it that `bus_ready` ends; what is wrong with the server is said, and asked again."""
+        """Wait for the server and make what it lacks: then `bus_ready` ends. What is wrong is said, and asked again."""
         await self.bus.connection.reached()
         told = ""
         while True:
             try:
                 await _bootstrap(self.bus, self.name, self.settings)
-            except (UserError, Unavailable) as error:
+            except (UserError, Unavailable, NatsError) as error:
                 if str(error) != told:
                     log.error("the bus cannot be used yet", error=str(error))
                     told = str(error)

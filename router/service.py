@@ -16,6 +16,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmana
 
 import structlog
 import uvicorn
+from nats.errors import Error as NatsError
 from starlette.types import ASGIApp
 
 from infra.bus import Bus, Unavailable
@@ -124,18 +125,22 @@ async def _on_the_bus(service: Service, answering: Answering, ledger: Ledger, st
     }
     async with asyncio.TaskGroup() as group:
         for name, work in works.items():
-            group.create_task(_lasting(name, work), name=name)
+            group.create_task(_lasting(service, name, work), name=name)
 
 
-async def _lasting(name: str, work: Callable[[], Awaitable[None]]) -> None:
-    """Applications are answered whatever becomes of bus and disk: what needs them is begun again after a while."""
+async def _lasting(service: Service, name: str, work: Callable[[], Awaitable[None]]) -> None:
+    """Applications are answered whatever becomes of bus and disk: what needs them is begun again after a while.
+
+    Streams that are gone, because the server was set up anew, are made again first.
+    """
     while True:
         try:
             await work()
             return
-        except* (UserError, Unavailable, OSError) as errors:  # a full disk among them
+        except* (UserError, Unavailable, NatsError, OSError) as errors:  # a full disk among them
             log.error("not done for now", work=name, error="; ".join(map(str, errors.exceptions)))
         await asyncio.sleep(BUS_SECONDS)
+        await service.prepare_bus()
 
 
 def make_pools(settings: RouterSettings, environment: Mapping[str, str], bus: Bus, run: str) -> dict[str, Pool]:

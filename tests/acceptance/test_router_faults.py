@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import openai
 import pytest
+from nats.aio.client import Client
 
 from contracts import subjects
 from infra.bus import Bus
@@ -107,6 +108,29 @@ async def test_answers_go_on_without_the_server_and_are_published_when_it_is_bac
         finally:
             await bus.close()
     assert sorted(seen) == sorted(ids)
+
+
+async def test_a_server_that_lost_its_streams_gets_them_again_and_answers_go_on_meanwhile(lasting: Router) -> None:
+    async with lasting.client() as client, asyncio.timeout(60):
+        bus = await Bus.connect(lasting.server.settings, "operator")
+        try:
+            made = len(lasting.events("stream created"))
+            await bus.connection.call(delete_stream)
+            while len(lasting.events("stream created")) == made:
+                assert (await client.chat.completions.create(model="auto", messages=HELLO)).choices
+                await asyncio.sleep(0.1)
+            id = (await client.chat.completions.create(model="auto", messages=HELLO)).id
+            async with aclosing(bus.read(subjects.ROUTE_OUTCOME, consumer="test", run="front")) as outcomes:
+                async for received in outcomes:
+                    if received.message.request_id == id:
+                        break
+        finally:
+            await bus.close()
+    assert lasting.process.poll() is None
+
+
+async def delete_stream(client: Client, limit: float) -> None:
+    await client.jetstream(timeout=limit).delete_stream("ROUTES")
 
 
 def open_files(pid: int) -> int:
