@@ -64,7 +64,7 @@ async def solve(
     first = await _call(decision, body, relay, attempts, subtask.name, role)
     if subtask.check is None:
         return first.reply
-    result = await _judged(first, subtask.check, verifiers, attempts)
+    result = await _judged(first, body, subtask.check, verifiers, attempts)
     if attempts[first.place].tier == STRONG:
         return first.reply
     if result.verdict is Verdict.FAILED:
@@ -79,7 +79,7 @@ async def solve(
         second = await _call(decision, told, relay, attempts, subtask.name, Role.ESCALATION)
     except (ApiError, PoolError):  # the relay has recorded its attempts, `choose` its refusal
         return first.reply
-    await _judged(second, subtask.check, verifiers, attempts)
+    await _judged(second, told, subtask.check, verifiers, attempts)
     return second.reply
 
 
@@ -107,12 +107,21 @@ async def _call(
     return _Answer(reply, place)
 
 
-async def _judged(answer: _Answer, check: Check, verifiers: Checks, attempts: list[Attempt]) -> Result:
-    """The verdict, also written into the attempt. A check that cannot be made at all says nothing about the answer."""
+async def _judged(
+    answer: _Answer, body: dict[str, Any], check: Check, verifiers: Checks, attempts: list[Attempt]
+) -> Result:
+    """The verdict, also written into the attempt.
+
+    Nothing is said about the model by a check that cannot be made at all, nor by what is wrong with an answer that the
+    application's own limit cut off: a stronger model would be cut off as well.
+    """
+    limit = body.get("max_completion_tokens") or body.get("max_tokens")
     try:
         result = await verifiers.check(check, answer.reply.text, answer.reply.tool_calls)
     except BadCheck as error:
         result = undecided(str(error))
+    if result.verdict is Verdict.FAILED and answer.reply.finish == "length" and limit:
+        result = undecided("The answer was cut off where the application said.")
     _say(result.verdict, answer, attempts)
     return result
 

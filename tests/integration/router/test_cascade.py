@@ -105,6 +105,22 @@ async def test_what_no_verifier_refuses_is_given(
         assert story(pools) == [("a", Role.ANSWER, verdict)]
 
 
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({"max_tokens": 5}, [Verdict.UNDECIDED]),  # a stronger model would be cut off as well
+        ({"max_completion_tokens": 5}, [Verdict.UNDECIDED]),
+        ({}, [Verdict.FAILED, Verdict.PASSED]),  # it went on and on
+    ],
+)
+async def test_an_answer_that_the_application_cut_off_is_not_held_against_the_model(
+    verifiers: Verifiers, limits: dict[str, int], expected: list[Verdict]
+) -> None:
+    async with two_tiers(Answer(RIGHT[:25], finish="length"), Answer(RIGHT)) as pools:
+        await solved(pools, verifiers, Check("python"), body={**BODY, **limits})
+        assert [attempt.verdict for attempt in pools.attempts] == expected
+
+
 async def test_above_strong_nobody_is_asked(verifiers: Verifiers) -> None:
     async with two_tiers(Answer(RIGHT), Answer(WRONG)) as pools:
         assert (await solved(pools, verifiers, choose=choosing(("b", "a")))).text == WRONG
