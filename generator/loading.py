@@ -19,6 +19,7 @@ from contracts.errors import InvalidMessage
 from contracts.messages import PolicyVersion
 from contracts.subjects import STREAMS
 from generator.engines import Engine, EngineError, make_engine
+from generator.instruments import weights_applied
 from generator.settings import GeneratorSettings
 from infra import instruments, models, weights
 from infra.blobs import BlobError
@@ -148,7 +149,7 @@ class Loader:
             self._version = version
         seconds = (time.time_ns() - version.published_ns) / 1e9
         instruments.weights(got.fetched, "load")
-        instruments.weights_applied(seconds)
+        weights_applied(seconds)
         log.info("policy loaded", version=version.policy.version, seconds_since_published=round(seconds, 2))
 
     async def keep_stored(self) -> None:

@@ -11,8 +11,8 @@ import structlog
 
 from contracts import subjects
 from contracts.messages import GeneratorReport
+from generator import instruments
 from generator.engines import Engine
-from infra import instruments
 from infra.bus import PublishFailed, QueueFull
 from infra.service import Service
 
@@ -59,7 +59,7 @@ class Reports:
             if engine.policy is None:
                 continue
             report = self._report(run)
-            instruments.generator_idle(report.idle_seconds / max(report.wall_seconds, 1e-9))
+            instruments.idle(report.idle_seconds / max(report.wall_seconds, 1e-9))
             try:
                 id = f"{service.instance}.{report.at_ns}"
                 await service.bus.publish(subjects.GENERATOR, report, id=id, patience=interval, run=run)

@@ -20,6 +20,7 @@ from contracts.messages import Purpose, Split, Task
 from generator import serving
 from generator.engines import EngineError, RequestRefused, SampleRequest
 from generator.environments import Environment, Item, environment
+from generator.instruments import reward
 from generator.loading import Loader, sample
 from generator.reports import Reports
 from generator.rollouts import Completion, rollout_of, sampling_seed
@@ -231,4 +232,4 @@ class Generator:
         for rollout in rollouts:
             self.reports.outcomes[rollout.outcome] += 1
             if rollout.reward is not None:
-                instruments.reward(rollout.reward, rollout.environment)
+                reward(rollout.reward, rollout.environment)

@@ -1,6 +1,7 @@
-"""What this project measures: the messaging conventions' metrics and its own under `tailrace.*`.
+"""What every service measures: the messaging conventions' metrics, queues and weights under `tailrace.*`.
 
-Every function records on the process's meter provider, and does nothing while none is set.
+Every function records on the process's meter provider, and does nothing while none is set. What one service alone
+measures is in its own `instruments`, made of the instruments here.
 """
 
 from __future__ import annotations
@@ -13,8 +14,6 @@ from opentelemetry import metrics
 SCOPE = "tailrace"
 DURATION_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 LONG_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-STALENESS_BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
-REWARD_BUCKETS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
 
 # The API's proxies turn into real instruments once a provider is set, so caching them before `setup` is safe.
@@ -81,33 +80,6 @@ def dropped(template: str) -> None:
     )
 
 
-def staleness(versions: int) -> None:
-    """Learner version at consumption minus version of a rollout's oldest token."""
-    histogram("tailrace.policy.staleness", "{version}", "Age of a trained rollout", STALENESS_BUCKETS).record(versions)
-
-
-def learner_idle(ratio: float) -> None:
-    """Share of wall time since the first training task in which the learner did not compute."""
-    gauge("tailrace.learner.idle_ratio", "1", "Share of time not spent computing").set(ratio)
-
-
-def target(groups: int) -> None:
-    """Groups that the learner's load controller lets be under way."""
-    gauge("tailrace.learner.target", "{group}", "Groups that may be under way").set(groups)
-
-
-def generator_idle(ratio: float) -> None:
-    """Share of wall time since the first training task in which the engine had nothing to compute."""
-    gauge("tailrace.generator.idle_ratio", "1", "Share of time not spent computing").set(ratio)
-
-
-def reward(value: float, environment: str) -> None:
-    """Reward of one scored rollout."""
-    histogram("tailrace.rollout.reward", "1", "Reward of a scored rollout", REWARD_BUCKETS).record(
-        value, {"tailrace.environment": environment}
-    )
-
-
 def queue_age(template: str, seconds: float) -> None:
     """Time a message lay on its subject before it was taken."""
     histogram("tailrace.queue.age", "s", "Time a message waited to be taken", LONG_BUCKETS).record(
@@ -115,18 +87,6 @@ def queue_age(template: str, seconds: float) -> None:
     )
 
 
-def discarded(count: int, reason: str) -> None:
-    """Rollouts that became no gradient."""
-    counter("tailrace.discarded", "{rollout}", "Rollouts that became no gradient").add(
-        count, {"tailrace.reason": reason}
-    )
-
-
 def weights(count: int, direction: str) -> None:
     """Bytes of weights moved; `direction` is publish or load."""
     counter("tailrace.weights.bytes", "By", "Weight bytes moved").add(count, {"tailrace.direction": direction})
-
-
-def weights_applied(seconds: float) -> None:
-    """Time from a policy's announcement until the engine samples with it."""
-    histogram("tailrace.weights.apply_seconds", "s", "Time to take over a policy", LONG_BUCKETS).record(seconds)

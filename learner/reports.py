@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from contracts.messages import Discard, PolicyRef, StepReport
-from infra import instruments
+from learner import instruments
 from learner.groups import Drop, TrainingGroup
 from learner.settings import LearnerSettings
 from learner.stopwatch import Stopwatch
@@ -53,7 +53,7 @@ def record_step(report: StepReport) -> None:
     for age in report.staleness:
         instruments.staleness(age)
     instruments.target(report.target)
-    instruments.learner_idle(report.idle_seconds / max(report.wall_seconds, 1e-9))
+    instruments.idle(report.idle_seconds / max(report.wall_seconds, 1e-9))
 
 
 def discard(run: str, drop: Drop, *, generation: int, version: int) -> Discard:

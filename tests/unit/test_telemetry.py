@@ -12,7 +12,8 @@ import pytest
 
 SCRIPT = """
 import logging, structlog
-from infra import instruments, settings, telemetry
+from infra import settings, telemetry
+from learner import instruments
 
 instruments.staleness(1)  # before the set-up nothing happens, and nothing breaks
 for _ in range(2):
