@@ -150,6 +150,19 @@ class PolicyStore:
                     yield head
                 await anext(announcements)
 
+    async def find(self, number: int | None) -> PolicyVersion | None:
+        """The newest published policy, or the newest of that version number; None when there is none."""
+        found: PolicyVersion | None = None
+        published = self._bus.read(
+            POLICY_PUBLISHED, kind=PolicyVersion, follow=False, consumer="promotion", run=self._run
+        )
+        async with aclosing(published):
+            async for received in published:
+                version = received.message
+                if number in (None, version.policy.version) and (found is None or version.policy > found.policy):
+                    found = version
+        return found
+
     def mirror(self) -> Mirror:
         """A copy of the weights, still empty, that follows versions."""
         return Mirror(self._blobs, self._retention)

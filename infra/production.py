@@ -11,7 +11,7 @@ import structlog
 from contracts import codec
 from contracts.errors import ContractError, InvalidMessage
 from contracts.messages import PolicyRef, PolicyVersion, Promotion
-from contracts.subjects import POLICY_PROMOTED, POLICY_PUBLISHED
+from contracts.subjects import POLICY_PROMOTED
 from infra.blobs import BlobStore
 from infra.bus import Bus
 from infra.chains import is_stored
@@ -93,19 +93,6 @@ class Production:
                     serving = promotion.policy
                     yield promotion.version
                 await anext(announcements)
-
-    async def find(self, number: int | None) -> PolicyVersion | None:
-        """The newest published policy, or the newest of that version number; None when there is none."""
-        found: PolicyVersion | None = None
-        published = self._bus.read(
-            POLICY_PUBLISHED, kind=PolicyVersion, follow=False, consumer="promotion", run=self._run
-        )
-        async with aclosing(published):
-            async for received in published:
-                version = received.message
-                if number in (None, version.policy.version) and (found is None or version.policy > found.policy):
-                    found = version
-        return found
 
     async def _current_at_last(self) -> Promotion | None:
         told = False

@@ -53,13 +53,13 @@ async def _promote(run: str, nats: NatsSettings, number: int | None, reason: str
 
     bus = await Bus.connect(nats, "promote")
     try:
-        production = PolicyStore(bus, run).production
-        version = await production.find(number)
+        policies = PolicyStore(bus, run)
+        version = await policies.find(number)
         if version is None:
             raise UserError(
                 f"run {run}: {'no policy' if number is None else f'no version {number}'} is published there"
             )
-        return await production.promote(version, decided_by=getpass.getuser(), reason=reason, override=True)
+        return await policies.production.promote(version, decided_by=getpass.getuser(), reason=reason, override=True)
     except PromotionRefused as refused:
         raise UserError(f"run {run}: {refused}") from None
     finally:

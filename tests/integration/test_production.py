@@ -85,13 +85,13 @@ async def test_what_serves_is_kept_and_what_is_gone_cannot_serve(bus: Bus, run: 
     await store.collect(keep=1)
     assert bytes(await store.fetch(first)) == b"weights 1 0"
     assert await store.get_bundle(first.bundle)
-    gone = await store.production.find(2)
+    gone = await store.find(2)
     assert gone is not None
     with pytest.raises(PromotionRefused, match="no longer in the store"):
         await store.production.promote(gone, **WHO)
-    newest = await store.production.find(None)
+    newest = await store.find(None)
     assert newest is not None and newest.policy.version == 4
-    assert await store.production.find(9) is None
+    assert await store.find(9) is None
 
 
 async def test_followers_take_over_each_promotion_and_those_back(bus: Bus, run: str) -> None:
