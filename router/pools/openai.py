@@ -21,7 +21,8 @@ from router.settings import PoolSettings
 
 LONGEST_BODY = 32 * 2**20  # bytes of a plain answer
 LONGEST_ERROR = 64 * 2**10  # bytes of an error's body; more is not read
-CONNECT_SECONDS = 10.0
+CONNECT_SECONDS = 10.0  # from the look-up of the name to the end of TLS's handshake
+ERROR_SECONDS = 5.0  # for an error's body; what has not come by then is not read
 LAST_BYTES_SECONDS = 0.1  # a stream's end of body follows its [DONE]; its connection is used again if it does so soon
 
 # What goes wrong with a connection or with what comes over it; OSError covers TimeoutError.
@@ -142,7 +143,7 @@ class OpenAIPool:
 
     async def _refused(self, response: aiohttp.ClientResponse) -> PoolError:
         """What a status that is no success means."""
-        until = asyncio.get_running_loop().time() + CONNECT_SECONDS
+        until = asyncio.get_running_loop().time() + ERROR_SECONDS
         document: Any = None
         with suppress(ValueError, *_FAILURES):  # what it would have said about its failure
             document = decode(await self._whole(response, until, LONGEST_ERROR))
@@ -192,7 +193,7 @@ class OpenAIPool:
                 connector=aiohttp.TCPConnector(limit=0),  # the relay's slots are the limit
                 cookie_jar=aiohttp.DummyCookieJar(),
                 headers=headers,
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
+                timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS),
             )
         return self._session
 

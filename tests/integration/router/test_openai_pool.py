@@ -178,6 +178,20 @@ async def test_nobody_there():
     await pool.close()
 
 
+async def test_somebody_there_who_only_listens(monkeypatch):
+    """A server that takes connections and never shakes hands is left early, not after the time for an answer."""
+    monkeypatch.setattr(openai, "CONNECT_SECONDS", 0.1)
+    server = await asyncio.start_server(lambda reader, writer: reader.read(), "127.0.0.1", 0)
+    async with server, asyncio.timeout(5):
+        port = server.sockets[0].getsockname()[1]
+        pool = OpenAIPool("cloud", PoolSettings(url=f"https://127.0.0.1:{port}/v1", total_seconds=60))
+        for streaming in (False, True):
+            with pytest.raises(PoolError) as caught:
+                await asked(pool, streaming)
+            assert (caught.value.fault, caught.value.usage) == (Fault.UNAVAILABLE, Usage())
+        await pool.close()
+
+
 @pytest.mark.parametrize("tail", [b"", b"data: [DONE]", b"data: [DONE]\n\n", b": bye\n\ndata: [DONE]\r\n\r\n"])
 async def test_a_stream_may_end_as_it_likes_once_it_has_finished(tail):
     chunk = b'data: {"choices": [{"delta": {"content": "fine"}, "finish_reason": "stop"}]}\n\n'
