@@ -24,9 +24,9 @@ CONFIG_VARIABLE = "TAILRACE_CONFIG"
 
 
 class Section(BaseModel):
-    """Base of a section: unknown keys are errors, values are checked on assignment."""
+    """Base of a section: unknown keys are errors, numbers are finite, values are checked on assignment."""
 
-    model_config = ConfigDict(extra="forbid", validate_assignment=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", validate_assignment=True, frozen=True, allow_inf_nan=False)
 
     def task_pools(self) -> set[str]:
         """Pools of generators whose work queues the service publishes to or takes from."""

@@ -28,7 +28,7 @@ OVERHEAD_BUCKETS = tuple(0.00025 * 2**power for power in range(14))
 
 DOLLAR = 1e12  # picodollars
 CHAT = "chat"
-MODEL_CHARACTERS = 64  # of a name that an application made up
+MODEL_CHARACTERS = 64  # of a name that an application or an upstream made up
 
 # --- spans ------------------------------------------------------------------------------------------------------------
 
@@ -170,6 +170,6 @@ def _common(requested: str, answered: str, provider: str) -> Labels:
     found: Labels = {"gen_ai.operation.name": CHAT, "gen_ai.request.model": requested}
     if provider:
         found["gen_ai.provider.name"] = provider
-    if answered:
-        found["gen_ai.response.model"] = answered
+    if answered:  # whatever an upstream calls itself: one name that cannot be written down would cost a whole batch
+        found["gen_ai.response.model"] = answered[:MODEL_CHARACTERS].encode("utf-8", "replace").decode()
     return found

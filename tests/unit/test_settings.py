@@ -40,6 +40,10 @@ WRONG_FILES = {
         '[router.pools.ours]\nkind = "bus"\nmodel = "Small Model"\n',
         ["run.toml", "router.pools.ours", "Small Model"],
     ),
+    "a price without end": (
+        "[router.pools.dear]\nprice_out = inf\n",
+        ["run.toml", "router.pools.dear.price_out", "finite"],
+    ),
     "not a number of processes": ('[processes]\nlearner = "x"\n', ["run.toml", "processes.learner", "x"]),
 }
 

@@ -8,9 +8,15 @@ import subprocess
 import sys
 from typing import Any
 
+import msgspec
 import pytest
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from router.instruments import DURATION_BUCKETS, TOKEN_BUCKETS
+from contracts.examples import EXAMPLES
+from router.instruments import DURATION_BUCKETS, TOKEN_BUCKETS, called
 
 SCRIPT = """
 import msgspec
@@ -127,3 +133,15 @@ def test_metrics(written: dict[str, Any]) -> None:
 def test_buckets_are_those_of_the_conventions() -> None:
     assert TOKEN_BUCKETS[:4] == (1, 4, 16, 64) and TOKEN_BUCKETS[-1] == 67108864
     assert DURATION_BUCKETS[0] == 0.01 and DURATION_BUCKETS[-1] == pytest.approx(81.92)
+
+
+def test_what_an_upstream_calls_itself_can_be_sent_to_a_collector() -> None:
+    """Half a surrogate pair cannot be encoded, and would take along all spans that are sent with it."""
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    attempt = msgspec.structs.replace(EXAMPLES["route_outcome"].attempts[0], model="\ud83d" + "x" * 5000)
+    called(provider.get_tracer("test").start_span("chat small"), attempt)
+    (span,) = exporter.get_finished_spans()
+    assert span.attributes["gen_ai.response.model"].startswith("?xxx")
+    assert len(encode_spans([span]).SerializeToString()) < 1000
