@@ -104,6 +104,7 @@ class Call:
                 await self._wait_for_token(self._chunks)
         except BaseException as error:
             self._failed(error)
+            await self._chunks.aclose()
             raise
         self._first = self._clock()
         self.seat.breaker.spoke(self._first)

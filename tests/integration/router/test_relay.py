@@ -497,6 +497,25 @@ class Faulty:
         pass
 
 
+async def test_a_stream_that_cannot_be_read_is_closed_at_once():
+    ended = []
+
+    class Odd(Faulty):
+        async def stream(self, body):
+            try:
+                yield Chunk({"choices": ["none"]})
+            finally:
+                ended.append(self.name)
+
+    async with bench(Answer()) as it:
+        it.relay = Relay({"faulty": Odd(settings(it.upstreams["a"]))})
+        it.order = ("faulty",)
+        stream = it.relay.stream(it.order, BODY, it.attempts)
+        with pytest.raises(AttributeError) as caught:  # the traceback keeps its frames alive
+            await anext(stream)
+        assert caught and ended == ["faulty"] and it.busy() == [0]
+
+
 @both
 async def test_a_mistake_in_a_pool_is_raised_and_accounted_for(streaming):
     async with bench(Answer()) as it:
