@@ -169,7 +169,8 @@ class Answering:
             elif minimum:
                 decision = replace(decision, reason="deferred" if record.deferred(subtask.name) else "verifier")
             record.decided(question, decision, subtask)
-            record.reservations.append(self.books.reserve(record.caller.name, decision.scores[decision.pool].cost))
+            cost = record.expected[subtask.name] = decision.scores[decision.pool].cost
+            record.reservations.append(self.books.reserve(record.caller.name, cost))
             return decision
 
         return choose
@@ -188,6 +189,7 @@ class Answering:
             solve_one,
             settings=self.settings.plan,
             spent=lambda: record.cost,
+            expected=lambda: sum(record.expected.values()),
             budget=record.budget,
         )
 
@@ -199,6 +201,8 @@ class Answering:
                 return await solve(subtask, body, choose, self.relay, self.verifiers, record.attempts, role)
             except PoolError as error:
                 raise of_pool(error) from error
+            finally:
+                record.expected.pop(subtask.name, None)
 
     async def _streamed(self, record: Record, plan: Plan) -> AsyncGenerator[Chunk, None]:
         """The answer in pieces: as it comes where that is possible, else once it is whole.

@@ -37,6 +37,7 @@ class Record:
     whole: bool = True  # it is not taken apart
     decisions: list[RouteDecision] = field(default_factory=list)
     attempts: list[Attempt] = field(default_factory=list)
+    expected: dict[str, int] = field(default_factory=dict)  # subtask under way -> picodollars it will probably cost
     started: float = field(default_factory=time.perf_counter)
     waited: float = 0.0  # seconds for pools, those of before `waiting_since`
     waiting: int = 0  # parts of it that wait for pools

@@ -1,8 +1,10 @@
 """Running a plan: subtasks in parallel, each with the answers that it needs, and one answer made of theirs.
 
-What a plan may cost is looked at before each start. When it is spent, nothing more is started, what still runs is
-cancelled, and the application is told `insufficient_quota`: half an answer in the place of a whole one would be worse.
-What was paid for until then stays in the list of attempts, which is the ledger's.
+What a plan may cost is looked at before each start. While what runs is expected to use up the rest, nothing is started
+beside it. When it is spent, nothing more is started, what still runs is cancelled, and the application is told
+`insufficient_quota`: half an answer in the place of a whole one would be worse. So no more than one call goes beyond
+the limit, and those whose cost was misjudged. What was paid for until then stays in the list of attempts, which is the
+ledger's.
 
 A subtask that fails, escalations included, takes the plan with it: the request is then answered whole by a strong pool.
 """
@@ -11,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -45,19 +48,21 @@ async def execute(
     *,
     settings: PlanSettings,
     spent: Callable[[], int] = lambda: 0,
+    expected: Callable[[], int] = lambda: 0,
     budget: int | None = None,
 ) -> Reply:
     """The answer to a request by its plan.
 
     `solve` answers one subtask with the body that it is given and raises `ApiError` where no pool could; `spent` tells
-    the picodollars that the request has cost so far and `budget` what it may cost; the settings may bound it further.
+    the picodollars that the request has cost so far, `expected` what its calls under way will probably cost, and
+    `budget` what it may cost; the settings may bound it further.
     Raises `ApiError`: `insufficient_quota` once the budget is reached, or whatever answering the request whole raises.
     Cancellation cancels all that runs.
     """
     if plan.whole:
         return await solve(plan.subtasks[0], request.body)
     limits = [*([budget] if budget is not None else []), *([round(settings.usd * _DOLLAR)] if settings.usd else [])]
-    run = _Run(plan, request, solve, settings.width, spent, min(limits, default=None))
+    run = _Run(plan, request, solve, settings.width, spent, expected, min(limits, default=None))
     try:
         return await run.answer()
     except ExceptionGroup as group:  # of tasks that failed side by side: what is no failed subtask concerns the request
@@ -80,14 +85,23 @@ class _Run:
     """One plan on its way."""
 
     def __init__(
-        self, plan: Plan, request: ChatRequest, solve: Solve, width: int, spent: Callable[[], int], limit: int | None
+        self,
+        plan: Plan,
+        request: ChatRequest,
+        solve: Solve,
+        width: int,
+        spent: Callable[[], int],
+        expected: Callable[[], int],
+        limit: int | None,
     ) -> None:
         self._plan = plan
         self._request = request
         self._solve = solve
         self._slots = asyncio.Semaphore(width)
         self._spent = spent
+        self._expected = expected
         self._limit = limit
+        self._running: set[asyncio.Task[Any]] = set()
 
     def within_budget(self) -> None:
         """Raises `ApiError` when what the request may cost is spent."""
@@ -118,9 +132,23 @@ class _Run:
         if needed:
             await asyncio.wait(needed.values())
         answers = {self._plan.titles.get(name, name): task.result().text for name, task in needed.items()}
-        async with self._slots:
-            self.within_budget()
-            return await self._one(subtask, body_for(subtask.prompt, answers, self._request, len(self._plan.subtasks)))
+        body = body_for(subtask.prompt, answers, self._request, len(self._plan.subtasks))
+        async with self._slots, self._affordable():
+            return await self._one(subtask, body)
+
+    @asynccontextmanager
+    async def _affordable(self) -> AsyncIterator[None]:
+        """Begin when the budget bears another call beside those that run. Raises `ApiError` once it is spent."""
+        while self._running and self._limit is not None and self._spent() + self._expected() >= self._limit:
+            await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
+        self.within_budget()
+        task = asyncio.current_task()
+        assert task is not None, "subtasks run in tasks of their own"
+        self._running.add(task)
+        try:
+            yield
+        finally:
+            self._running.remove(task)
 
     async def _one(self, subtask: Subtask, body: dict[str, Any]) -> Reply:
         try:

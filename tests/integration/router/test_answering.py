@@ -27,7 +27,7 @@ from router.policy.decide import NEUTRAL
 from router.pools.openai import OpenAIPool
 from router.pools.relay import Relay
 from router.record import Record
-from router.settings import KeySettings, PoolSettings, RouterSettings
+from router.settings import KeySettings, PlanSettings, PoolSettings, RouterSettings
 from tests.integration.router.pools import until
 from tests.upstream import Answer, Script, Upstream
 
@@ -247,3 +247,17 @@ async def test_a_later_turn_is_compared_with_a_pool_that_has_its_session_cached(
         warm = first.request.prompt_tokens * 100 // second.request.prompt_tokens
         assert first.outcome.counterfactual == 100 * 3_000_000 + 10 * 15_000_000
         assert second.outcome.counterfactual == (100 - warm) * 3_000_000 + warm * 300_000 + 10 * 15_000_000
+
+
+@pytest.mark.parametrize(("usd", "most"), [(0.0, 3), (0.00003, 1)])
+async def test_parts_whose_expected_cost_exceeds_a_plans_limit_run_one_after_the_other(
+    tmp_path: Path, verifiers: Verifiers, usd: float, most: int
+) -> None:
+    parts = "Please do the following:\n1. Write a haiku about rain.\n2. Explain what DNA is.\n3. List three fruits."
+    slow = Answer(text="All is well.", prompt_tokens=50, completion_tokens=10, pace=0.02)
+    async with front(tmp_path, verifiers, small=slow, large=slow, plan=PlanSettings(usd=usd)) as f:
+        record = f.begin(model="auto-1", messages=[{"role": "user", "content": parts}])
+        await f.texts(record)
+        assert not record.whole and record.outcome and record.outcome.status == Status.OK
+        assert f.upstreams["small"].most_active == most
+        assert not record.expected

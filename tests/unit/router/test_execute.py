@@ -207,6 +207,40 @@ async def test_a_budget_reached_in_mid_plan_starts_nothing_more(budget, settings
     assert not {"s3", "whole"} & set(host.started)
 
 
+@pytest.mark.parametrize(
+    ("limit", "real", "most", "started"),
+    [
+        (1000, 60, 3, 3),  # all beside each other
+        (100, 60, 2, 2),  # the third would begin when two have cost more than there is
+        (100, 20, 2, 3),  # it begins when they turn out cheaper
+        (60, 20, 1, 3),  # one after the other
+        (60, 60, 1, 1),
+    ],
+)
+async def test_what_runs_is_reckoned_with_before_more_is_started(limit, real, most, started):
+    """Each is expected to cost 60 and costs `real`: at once they would go far beyond the limit."""
+    running, peak, spent = 0, 0, 0
+
+    async def answer() -> str:
+        nonlocal running, peak, spent
+        running += 1
+        peak = max(peak, running)
+        await asyncio.sleep(0.01)
+        running -= 1
+        spent += real
+        return "x"
+
+    host = Host(s1=answer, s2=answer, s3=answer)
+    money = {"spent": lambda: spent, "expected": lambda: 60 * running}
+    work = execute(planned(*map(part, ("s1", "s2", "s3"))), ASKED, host.solve, settings=SETTINGS, budget=limit, **money)
+    if started < 3:
+        with pytest.raises(ApiError, match="budget"):
+            await work
+    else:
+        await work
+    assert (peak, len(host.started)) == (most, started)
+
+
 async def test_quota_said_below_is_not_answered_by_spending_more():
     host = Host(s2=QUOTA)
     with pytest.raises(ApiError, match="spent"):
