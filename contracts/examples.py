@@ -13,6 +13,8 @@ import numpy as np
 
 from contracts import messages as m
 from contracts import routing as r
+from contracts.policies import TensorSpec, WeightPatch
+from contracts.serving import TokensError
 from contracts.tensors import Tensor
 
 START_NS = 1_790_000_000_000_000_000
@@ -161,8 +163,8 @@ EXAMPLES: dict[str, m.Message] = {
         run="demo",
         policy=NEWER_POLICY,
         tensors=[
-            m.TensorSpec(name="model.embed_tokens.weight", dtype="bfloat16", shape=[1000, 900], offset=0),
-            m.TensorSpec(name="model.norm.weight", dtype="float32", shape=[50_000], offset=1_800_000),
+            TensorSpec(name="model.embed_tokens.weight", dtype="bfloat16", shape=[1000, 900], offset=0),
+            TensorSpec(name="model.norm.weight", dtype="float32", shape=[50_000], offset=1_800_000),
         ],
         size=2_000_000,
         bundle=BUNDLE,
@@ -172,15 +174,15 @@ EXAMPLES: dict[str, m.Message] = {
     "policy_version-patched": m.PolicyVersion(
         run="demo",
         policy=NEWER_POLICY,
-        tensors=[m.TensorSpec(name="model.embed_tokens.weight", dtype="bfloat16", shape=[1000, 900], offset=0)],
+        tensors=[TensorSpec(name="model.embed_tokens.weight", dtype="bfloat16", shape=[1000, 900], offset=0)],
         size=1_800_000,
         bundle=BUNDLE,
         parent=POLICY,
         published_ns=START_NS + 1_200_000_000,
         keyframe=KEYFRAME,
         patches=[
-            m.WeightPatch(policy=POLICY, digest=sha256(b"patch 12").hexdigest(), size=14_100),
-            m.WeightPatch(policy=NEWER_POLICY, digest=sha256(b"patch 13").hexdigest(), size=13_900),
+            WeightPatch(policy=POLICY, digest=sha256(b"patch 12").hexdigest(), size=14_100),
+            WeightPatch(policy=NEWER_POLICY, digest=sha256(b"patch 13").hexdigest(), size=13_900),
         ],
     ),
     "policy_version-first": m.PolicyVersion(
@@ -197,7 +199,7 @@ EXAMPLES: dict[str, m.Message] = {
         version=m.PolicyVersion(
             run="demo",
             policy=NEWER_POLICY,
-            tensors=[m.TensorSpec(name="model.embed_tokens.weight", dtype="bfloat16", shape=[1000, 900], offset=0)],
+            tensors=[TensorSpec(name="model.embed_tokens.weight", dtype="bfloat16", shape=[1000, 900], offset=0)],
             size=1_800_000,
             bundle=BUNDLE,
             parent=POLICY,
@@ -239,7 +241,7 @@ EXAMPLES: dict[str, m.Message] = {
         attempt=1,
         index=0,
         start=0,
-        code=m.TokensError.PROMPT_TOO_LONG,
+        code=TokensError.PROMPT_TOO_LONG,
         error="the prompt of 9000 tokens leaves no room in a window of 8192",
         generator="generator-serve-1",
     ),

@@ -4,12 +4,13 @@ The comments are the descriptions in the JSON Schemas and the AsyncAPI document.
 committed lock and golden messages: within a major version a field is never removed, renamed or retyped, and a new field
 has a default. No number on the wire is NaN or infinite. Vocabularies (`purpose`, `outcome`, `finish`, `reason`,
 `state`) are open strings: the constants below are what this version writes, readers accept others.
+
+Here are tasks, rollouts and reports; policies, serving and routing have modules of their own. `MESSAGES` has them all.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
-from itertools import pairwise
 from typing import Annotated
 
 import msgspec
@@ -18,8 +19,10 @@ from msgspec import Meta
 
 from contracts.base import Digest, Message, Nat, PolicyRef, Positive, Token, TokenOrNone, require_finite
 from contracts.errors import InvalidMessage
+from contracts.policies import PolicyVersion, Promotion
 from contracts.routing import Feedback, RouteDecision, RouteOutcome, RouteRequest
-from contracts.tensors import ITEM_SIZES, Tensor, byte_count
+from contracts.serving import Cancel, Tokens
+from contracts.tensors import ITEM_SIZES, Tensor
 
 
 class Purpose(StrEnum):
@@ -209,15 +212,6 @@ class Discard(Message, frozen=True, tag="discard"):
     at_ns: Nat  # unix ns
 
 
-class TensorSpec(msgspec.Struct, frozen=True):
-    """Where one tensor lies in a policy's bytes."""
-
-    name: str  # the model's state-dict key
-    dtype: str  # see contracts.tensors.ITEM_SIZES
-    shape: list[int]  # row-major; every dimension >= 0
-    offset: Nat  # bytes from the start; tensors are laid out back to back, in order
-
-
 class BlobManifest(Message, frozen=True, tag="blob_manifest"):
     """Closes a chunked blob on its subject, after all of its chunks: whoever sees it can read all of it."""
 
@@ -237,133 +231,6 @@ class Claim(Message, frozen=True, tag="claim"):
     schema: str  # schema id of the message behind it, e.g. rollout/1
     digest: Digest  # sha256 of its encoded bytes: the blob's name
     size: Nat  # bytes
-
-
-class WeightPatch(msgspec.Struct, frozen=True):
-    """What turns the weights of one policy into those of its successor; `infra/patches.py` describes the bytes."""
-
-    policy: PolicyRef  # the weights that result
-    digest: Digest  # sha256 of the patch's blob
-    size: Positive  # bytes of the patch's blob
-
-
-class PolicyVersion(Message, frozen=True, tag="policy_version"):
-    """A policy that can be loaded now: learner -> generators, router, analyzer. Published after its weights.
-
-    Its weights are one blob named by policy.digest, or patches on top of an earlier policy that is one, the keyframe.
-    Whoever holds the keyframe or any policy on the way needs only the patches behind it.
-    """
-
-    run: Token  # run id
-    policy: PolicyRef  # the weights this message announces
-    tensors: list[TensorSpec]  # the layout of the weight blob named by policy.digest
-    size: Nat  # bytes of the weight blob
-    bundle: Digest  # of the blob with config and tokenizer: generators need nothing but the bus
-    parent: PolicyRef | None  # the policy it was trained from; None for a generation's first
-    published_ns: Nat  # unix ns
-    keyframe: PolicyRef | None = None  # the policy that `patches` build on; None = this one is stored whole
-    patches: list[WeightPatch] = []  # in order, from the keyframe to this policy, together no larger; empty = whole
-
-    def check(self) -> None:
-        self._check_patches()
-        end = 0
-        for spec in self.tensors:
-            where = f"policy {self.policy.version}: {spec.name}"
-            if spec.offset != end:
-                raise InvalidMessage(f"{where}: starts at byte {spec.offset}, the tensor before it ends at {end}")
-            end += byte_count(spec.dtype, spec.shape, where)
-        if end != self.size:
-            raise InvalidMessage(f"policy {self.policy.version}: its tensors end at byte {end} of {self.size}")
-
-    def _check_patches(self) -> None:
-        where = f"policy {self.policy.version}"
-        if (self.keyframe is None) != (not self.patches):
-            raise InvalidMessage(f"{where}: keyframe and patches go together")
-        if self.keyframe is None:
-            return
-        chain = [self.keyframe, *(patch.policy for patch in self.patches)]
-        if any(ref.generation != self.policy.generation for ref in chain) or chain[-1] != self.policy:
-            raise InvalidMessage(f"{where}: its patches lead to another policy")
-        if any(later.version <= earlier.version for earlier, later in pairwise(chain)):
-            raise InvalidMessage(f"{where}: its patches are out of order")
-        if (patched := sum(patch.size for patch in self.patches)) > self.size:
-            raise InvalidMessage(f"{where}: {patched} bytes of patches are more than its {self.size} bytes of weights")
-
-    @property
-    def transfer(self) -> int:
-        """Bytes that someone who holds its predecessor fetches: the last patch, or all of the weights."""
-        return self.patches[-1].size if self.patches else self.size
-
-
-class Promotion(Message, frozen=True, tag="promotion"):
-    """From now on production is served by this policy: analyzer, operators -> generators, router."""
-
-    run: Token  # run id
-    version: PolicyVersion  # the policy, with all that is needed to load it
-    previous: PolicyRef | None  # that served until now; None = none
-    decided_by: str  # service instance, or the person's name
-    reason: str  # one sentence for people
-    override: bool  # True = a person decided, whatever the reports say
-    at_ns: Nat  # unix ns
-
-    def check(self) -> None:
-        self.version.check()
-        if self.version.run != self.run:
-            raise InvalidMessage(f"promotion in run {self.run}: its policy is one of run {self.version.run}")
-
-    @property
-    def policy(self) -> PolicyRef:
-        """The weights that serve from now on."""
-        return self.version.policy
-
-
-class TokensError(StrEnum):
-    """Why a completion could not be had; a sentence goes with it."""
-
-    PROMPT_TOO_LONG = "prompt_too_long"  # it leaves no room in the model's window
-    REFUSED = "refused"  # no generator of this pool can do it
-    FAILED = "failed"  # this one could not; another may
-    EXPIRED = "expired"  # the task's deadline passed
-
-
-class Tokens(Message, frozen=True, tag="tokens"):
-    """A stretch of one completion, streamed while it is sampled: generators -> router. Not stored anywhere.
-
-    Stretches of one attempt follow each other: `start` is the number of tokens before it. A task that is delivered
-    again streams again from its start as another attempt; what an earlier attempt said is void then.
-    """
-
-    run: Token  # run id
-    task_id: str  # the task it answers
-    attempt: Positive  # delivery of the task; a higher one takes the place of a lower
-    index: Nat  # completion in the group
-    start: Nat  # tokens of the completion before this stretch
-    text: str = ""  # what it adds to the answer: whole characters, without the stop string; may lag behind the tokens
-    tokens: list[Nat] = []  # [n] sampled token ids
-    pieces: list[str] = []  # [n] text of each token by itself, U+FFFD where that is no whole character
-    logprobs: list[float] = []  # [n] natural log, under the distribution sampled
-    policy: PolicyRef | None = None  # weights that sampled the stretch; None where it has no tokens
-    finish: str = ""  # Finish, on the completion's last stretch
-    prompt_tokens: Nat = 0  # of the prompt; 0 = not known yet
-    rollout: str = ""  # on the last stretch: id of the published rollout
-    code: str = ""  # TokensError: the whole task ends with it; empty = all is well
-    error: str = ""  # the sentence that goes with it
-    generator: str = ""  # instance
-
-    def check(self) -> None:
-        where = f"tokens of {self.task_id}"
-        if not len(self.tokens) == len(self.pieces) == len(self.logprobs):
-            raise InvalidMessage(f"{where}: tokens, pieces and logprobs differ in length")
-        if self.tokens and self.policy is None:
-            raise InvalidMessage(f"{where}: no policy sampled them")
-        require_finite(where, self.logprobs)
-
-
-class Cancel(Message, frozen=True, tag="cancel"):
-    """Nobody waits for this task any more: router -> generators. Not stored anywhere."""
-
-    run: Token  # run id
-    task_id: str  # of the task
 
 
 class StepReport(Message, frozen=True, tag="step_report"):

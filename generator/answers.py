@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from msgspec import structs
 
 from contracts import subjects
-from contracts.messages import Finish, PolicyRef, Task, Tokens, TokensError
+from contracts.messages import Finish, PolicyRef, Task, Tokens
+from contracts.serving import TokensError
 from generator.engines import SampledToken
 from generator.rollouts import Completion
 from generator.texts import AnswerText

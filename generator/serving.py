@@ -21,7 +21,8 @@ import structlog
 from transformers import PreTrainedTokenizerFast
 
 from contracts import subjects
-from contracts.messages import Cancel, Outcome, Purpose, Task, TokensError
+from contracts.messages import Cancel, Outcome, Purpose, Task
+from contracts.serving import TokensError
 from generator import conversations
 from generator.answers import Answer, Stream
 from generator.engines import EngineError, PromptTooLong, RequestRefused, SampleRequest

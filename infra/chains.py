@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass
 
-from contracts.messages import PolicyRef, PolicyVersion, TensorSpec, WeightPatch
+from contracts.messages import PolicyRef, PolicyVersion
+from contracts.policies import TensorSpec, WeightPatch
 
 LARGEST_PATCH = 0.5  # of a full transfer; what is larger is not worth a longer chain
 

@@ -22,7 +22,7 @@ import numpy as np
 import zstandard
 
 from contracts.errors import InvalidMessage
-from contracts.messages import TensorSpec
+from contracts.policies import TensorSpec
 from contracts.tensors import ITEM_SIZES, byte_count
 
 MAGIC = b"TRWP"

@@ -15,7 +15,8 @@ import structlog
 
 from contracts import codec
 from contracts.errors import ContractError, InvalidMessage
-from contracts.messages import PolicyRef, PolicyVersion, TensorSpec, WeightPatch
+from contracts.messages import PolicyRef, PolicyVersion
+from contracts.policies import TensorSpec, WeightPatch
 from contracts.subjects import KV_LEASES, POLICY_PUBLISHED, WEIGHTS
 from infra import chains, patches
 from infra.blobs import BlobError, BlobStore

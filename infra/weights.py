@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 
 from contracts.errors import InvalidMessage
-from contracts.messages import TensorSpec
+from contracts.policies import TensorSpec
 from contracts.tensors import ITEM_SIZES
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_SIZES}

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from contracts import subjects
-from contracts.messages import PolicyVersion, TensorSpec
+from contracts.messages import PolicyVersion
+from contracts.policies import TensorSpec
 from infra.cli.interrupts import run_to_end
 from infra.cli.rundir import RUNS, RunDirectory, newest
 from infra.errors import UserError

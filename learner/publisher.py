@@ -8,7 +8,8 @@ from typing import TypeVar
 
 import structlog
 
-from contracts.messages import PolicyRef, TensorSpec
+from contracts.messages import PolicyRef
+from contracts.policies import TensorSpec
 from infra import instruments
 from infra.blobs import BlobError
 from infra.bus import Bus, QueueFull, Unavailable

@@ -19,7 +19,8 @@ import msgspec
 import structlog
 
 from contracts import subjects
-from contracts.messages import PolicyRef, PolicyVersion, Purpose, Reason, Rollout, StepReport, TensorSpec
+from contracts.messages import PolicyRef, PolicyVersion, Purpose, Reason, Rollout, StepReport
+from contracts.policies import TensorSpec
 from infra import instruments, models, telemetry
 from infra.errors import UserError
 from infra.leases import Lease, acquire

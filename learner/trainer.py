@@ -10,7 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from contracts.messages import TensorSpec
+from contracts.policies import TensorSpec
 from infra import models
 from infra.errors import UserError
 from infra.weights import unpack as unpack_weights

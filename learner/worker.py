@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from contracts.messages import TensorSpec
+from contracts.policies import TensorSpec
 from infra import models
 from infra.weights import pack as pack_weights
 from learner.forward import Batch, Scorer, check_architecture

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from contracts.messages import TensorSpec
+from contracts.policies import TensorSpec
 from infra import models, patches
 from infra.sampling import sample
 from learner.packing import Sample

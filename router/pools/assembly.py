@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from contracts.base import PolicyRef
-from contracts.messages import Task, Tokens, TokensError
+from contracts.messages import Task, Tokens
+from contracts.serving import TokensError
 from router.chat import Chunk, Reply, Usage
 from router.pools.asking import refused
 from router.pools.base import Fault, PoolError

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from contracts import subjects
-from contracts.messages import GeneratorReport, PolicySegment, Purpose, Rollout, Sampling, Split, Task, TensorSpec
+from contracts.messages import GeneratorReport, PolicySegment, Purpose, Rollout, Sampling, Split, Task
+from contracts.policies import TensorSpec
 from infra.benchmarks.fleet import Shape, Simulated
 from infra.bus import Bus
 from infra.policies import PolicyStore

@@ -10,7 +10,8 @@ from contextlib import aclosing
 import pytest
 
 from contracts.errors import InvalidMessage
-from contracts.messages import PolicyRef, PolicyVersion, TensorSpec
+from contracts.messages import PolicyRef, PolicyVersion
+from contracts.policies import TensorSpec
 from contracts.subjects import POLICY_PUBLISHED, WEIGHTS
 from infra.blobs import BlobCorrupt, BlobMissing, BlobStore
 from infra.bus import Bus

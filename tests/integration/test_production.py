@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from contracts.messages import PolicyVersion, Promotion, TensorSpec
+from contracts.messages import PolicyVersion, Promotion
+from contracts.policies import TensorSpec
 from contracts.subjects import POLICY_PROMOTED
 from infra.bus import Bus
 from infra.policies import PolicyStore

@@ -11,7 +11,8 @@ import pytest
 
 from contracts import codec
 from contracts.errors import InvalidMessage
-from contracts.messages import BlobManifest, PolicyVersion, TensorSpec, WeightPatch
+from contracts.messages import BlobManifest, PolicyVersion
+from contracts.policies import TensorSpec, WeightPatch
 from contracts.subjects import POLICY_PUBLISHED, WEIGHTS
 from infra import patches
 from infra.blobs import BlobError, BlobMissing, BlobStore

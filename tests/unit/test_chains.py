@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from contracts.messages import PolicyRef, PolicyVersion, TensorSpec, WeightPatch
+from contracts.messages import PolicyRef, PolicyVersion
+from contracts.policies import TensorSpec, WeightPatch
 from infra.chains import Route, blobs_of, extended, may_extend, policies_of, routes, worth_a_patch
 
 SPECS = [TensorSpec("w", "uint8", [1000], 0)]

@@ -12,6 +12,7 @@ from contracts import codec
 from contracts import messages as m
 from contracts.errors import InvalidMessage
 from contracts.examples import EXAMPLES, NEWER_POLICY, POLICY
+from contracts.policies import TensorSpec
 from contracts.tensors import MAX_DIMENSIONS, Tensor
 from infra.cli.contracts import GOLDEN
 
@@ -111,10 +112,10 @@ REFUSED = {
     "policy: a gap between tensors": Case(POLICY_VERSION, {"tensors": POLICY_VERSION.tensors[1:]}, "starts at byte"),
     "policy: bytes beyond its tensors": Case(POLICY_VERSION, {"size": 2_000_001}, "end at byte 2000000 of 2000001"),
     "policy: an unknown dtype": Case(
-        POLICY_VERSION, {"tensors": [m.TensorSpec(name="a", dtype="int3", shape=[1], offset=0)]}, "int3"
+        POLICY_VERSION, {"tensors": [TensorSpec(name="a", dtype="int3", shape=[1], offset=0)]}, "int3"
     ),
     "policy: too many dimensions": Case(
-        POLICY_VERSION, {"tensors": [m.TensorSpec(name="a", dtype="int32", shape=[1] * 17, offset=0)]}, "dimensions"
+        POLICY_VERSION, {"tensors": [TensorSpec(name="a", dtype="int32", shape=[1] * 17, offset=0)]}, "dimensions"
     ),
     "policy: a keyframe without patches": Case(PATCHED, {"patches": []}, "go together"),
     "policy: patches without a keyframe": Case(PATCHED, {"keyframe": None}, "go together"),

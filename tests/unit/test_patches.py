@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contracts.errors import InvalidMessage
-from contracts.messages import TensorSpec
+from contracts.policies import TensorSpec
 from contracts.tensors import ITEM_SIZES
 from infra import patches
 from infra.patches import BLOCK_HEADER, HEADER, apply, diff

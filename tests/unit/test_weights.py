@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from contracts.errors import InvalidMessage
-from contracts.messages import TensorSpec
+from contracts.policies import TensorSpec
 from infra.weights import pack, unpack
 
 

@@ -9,7 +9,8 @@ from contextlib import AsyncExitStack, aclosing
 
 import pytest
 
-from contracts.messages import Outcome, Purpose, Rollout, Sampling, Task, Tokens, TokensError, Turn
+from contracts.messages import Outcome, Purpose, Rollout, Sampling, Task, Tokens, Turn
+from contracts.serving import TokensError
 from contracts.subjects import ROLLOUT, TASK, TOKENS, WEIGHTS
 from infra.blobs import BlobStore
 from infra.bus import Bus

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from contracts import codec
-from contracts.messages import Finish, Sampling, Task, Tokens, TokensError, Turn
+from contracts.messages import Finish, Sampling, Task, Tokens, Turn
+from contracts.serving import TokensError
 from router.chat import Chunk, Usage
 from router.pools.asking import asked
 from router.pools.assembly import Assembly
