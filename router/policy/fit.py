@@ -22,13 +22,13 @@ GROUP_PENALTY = 1.0  # of the linear scores of groups
 KERNEL_PENALTY = 20.0
 FOLDS = 5
 TOPICS = 64
-RANK = 96  # of the compressed scores
+RANK = 64  # of the compressed scores
 LANDMARKS = 512
 # Mean of the kernel's exponent that is due to outcomes, groups, topics and figures of form; and where there are no
 # groups. Chosen on seeds 0 to 2 of `tailrace route eval`.
 EXPONENT, EXPONENT_WITHOUT_GROUPS = (0.2, 0.5, 0.3, 0.3), (0.0, 0.0, 1.0, 0.5)
 RARE = 2  # buckets in fewer prompts than this say nothing
-STEPS, CONVERGED = 40, 1e-4  # of conjugate gradients
+STEPS, CONVERGED = 40, 1e-2  # of conjugate gradients
 LEAST_GROUP = 20  # rows of a group that is scored
 
 Doubles = npt.NDArray[np.float64]
@@ -179,14 +179,21 @@ def kernel_ridge(similar: Doubles, among: Doubles, outcomes: Matrix) -> Doubles:
 def calibrated(total: Matrix, outcomes: Matrix) -> Matrix:
     """[2, T] constant and slope that make a score a probability: least squares out of fold.
 
-    The slope is the same for all outcomes, so that differences between outcomes rank prompts as the scores do.
+    Outcomes known for the same rows share a slope, so that their differences rank prompts as the scores' do.
     """
     known = ~np.isnan(outcomes)
-    counts = np.maximum(known.sum(0), 1)
-    middle, mean = (np.where(known, values, 0).sum(0) / counts for values in (total, outcomes))
-    inputs, targets = (total - middle)[known].astype(np.float64), (outcomes - mean)[known].astype(np.float64)
-    slope = max(float(inputs @ targets) / max(float(inputs @ inputs), 1e-9), 0.0)
-    return np.stack([mean - slope * middle, np.full(len(mean), slope)]).astype(np.float32)
+    _, alike = np.unique(known, axis=1, return_inverse=True)
+    calibration = np.zeros((2, outcomes.shape[1]), dtype=np.float32)
+    for which in range(alike.max() + 1):
+        columns = np.flatnonzero(alike == which)
+        rows = np.flatnonzero(known[:, columns[0]])
+        if len(rows):
+            inputs, targets = (values[np.ix_(rows, columns)].astype(np.float64) for values in (total, outcomes))
+            middle, mean = inputs.mean(0), targets.mean(0)
+            product, square = ((inputs - middle) * (targets - mean)).sum(), ((inputs - middle) ** 2).sum()
+            slope = max(product / max(square, 1e-9), 0.0)
+            calibration[:, columns] = [mean - slope * middle, np.full(len(columns), slope)]
+    return calibration
 
 
 def topics_of(inputs: sp.csr_array, seed: int) -> Matrix:

@@ -40,15 +40,19 @@ def tiers_of(table: Table, prices: Mapping[str, float]) -> dict[str, str]:
     """Which models of a table are compact and which strong.
 
     By price, apart at the geometric mean of the cheapest and the dearest; where prices are missing, by mean outcome,
-    apart at the middle. Models that are all alike are strong.
+    apart at the middle. A model that a cheaper one equals stands for no tier (""): nobody would call it.
     """
     known = {**table.prices, **prices}
-    if all(known.get(model, 0) > 0 for model in table.models):
-        values = {model: math.log(known[model]) for model in table.models}
-    else:
-        values = {model: float(np.nanmean(table.of(model))) for model in table.models}
+    means = {model: float(np.nanmean(table.of(model))) for model in table.models}
+    priced = all(known.get(model, 0) > 0 for model in means)
+    values = {model: math.log(known[model]) if priced else means[model] for model in means}
     middle = (min(values.values()) + max(values.values())) / 2 if values else 0.0
-    return {model: COMPACT if value < middle else STRONG for model, value in values.items()}
+    return {
+        model: ""
+        if priced and any(known[other] < known[model] and means[other] >= means[model] for other in means)
+        else (COMPACT if value < middle else STRONG)
+        for model, value in values.items()
+    }
 
 
 def assemble(tables: Sequence[Table], prices: Mapping[str, float]) -> Rows:
