@@ -40,6 +40,7 @@ class _Cues:
     single: re.Pattern[str]
     one_thing: re.Pattern[str]
     only_some: re.Pattern[str]
+    together: re.Pattern[str]
     leads: re.Pattern[str]
     previous: re.Pattern[str]
     all_previous: re.Pattern[str]
@@ -185,7 +186,7 @@ def _announced(before: str) -> tuple[str, bool] | None:
     """
     prose, blocks = parts(before)
     said = sentences(prose)
-    if cues().only_some.search(prose):
+    if cues().only_some.search(prose) or cues().together.search(prose):
         return None
     kept, joined = before, False
     announced = not said
@@ -226,8 +227,13 @@ def _heads_one_thing(sentence: str, blocks: bool) -> bool:
 
 
 def _trailing(behind: str) -> tuple[str, bool] | None:
-    """What stands behind a list: (what the items share, whether the answers are to be made one). None = another ask."""
+    """What stands behind a list: (what its items share, whether one answer is made of all).
+
+    None = another ask, or something about all answers together.
+    """
     prose, _ = parts(behind)
+    if cues().together.search(prose):
+        return None
     kept, joined = behind, False
     for sentence in sentences(prose):
         if cues().joins.search(sentence):

@@ -40,6 +40,11 @@ _THEN = re.compile(
     r"\W*(?:then|after that|afterwards|next|dann|danach|ensuite|puis|luego|después|depois|затем|потом|然后|接着|再)\b",
     re.IGNORECASE,
 )
+_A_THING = re.compile(r"\ban?((?: [\w-]+){1,3})", re.IGNORECASE)
+_THE_THING = re.compile(r"\b(?:the|this|that)((?: [\w-]+){1,2})", re.IGNORECASE)
+_PARTICLES = frozenset(
+    {"about", "all", "and", "for", "from", "its", "new", "one", "that", "the", "this", "two", "with"}
+)
 _OWN_OBJECT = re.compile(r"[:：]\s*\S|[\"“«『「'`].{3,}[\"”»』」'`]", re.DOTALL)
 
 
@@ -125,6 +130,7 @@ def _dependencies(
                 needed.add(number - 1)
         if index and known.all_previous.search(opening):
             needed.update(range(index))
+        needed.update(other for other in range(index) if _makes(items[other]) & _means(opening))
         refers = _refers(opening)
         if refers and not needed and not blocks and not _OWN_OBJECT.search(opening):
             earlier = [other for other in range(index) if kinds[other] in _CHANGES]
@@ -145,8 +151,25 @@ def _refers(opening: str) -> bool:
     found = cues().previous.search(opening)
     if not found:
         return False
-    short = len(found[0].split()) == 1  # a lone pronoun: later in a sentence it means something named in it
-    return not short or (len(words(opening[: found.start()])) <= 4 and found.start() <= 24)
+    if len(found[0].split()) > 1:
+        return True
+    # A lone pronoun: later in a long sentence it means something named in it.
+    early = len(words(opening[: found.start()])) <= 4 and found.start() <= 24
+    return early or len(words(opening)) <= 8
+
+
+def _makes(item: str) -> set[str]:
+    """What an item asks to be made or names for the first time: "a new file", "an app"."""
+    return _nouns(_A_THING.findall(item[:400]))
+
+
+def _means(opening: str) -> set[str]:
+    """What an item takes for known: "the app"; not where it names it itself."""
+    return _nouns(_THE_THING.findall(opening)) - _makes(opening)
+
+
+def _nouns(phrases: list[str]) -> set[str]:
+    return {word for phrase in phrases for word in words(phrase) if len(word) > 2 and word not in _PARTICLES}
 
 
 def _depth(inputs: list[tuple[int, ...]]) -> int:

@@ -97,6 +97,20 @@ def test_bounds_keep_a_request_whole():
     assert plan(request(chain), PlanSettings(depth=2)).whole
 
 
+@pytest.mark.parametrize(
+    ("second", "inputs"),
+    [
+        ("Write a tweet announcing it.", ("s1",)),
+        ("Explain the slogan.", ("s1",)),
+        ("Explain what a slogan is.", ()),
+        ("Write a Python function that takes a list of numbers and returns it in reverse.", ()),
+    ],
+)
+def test_a_part_needs_what_it_speaks_of_as_known(second, inputs):
+    made = plan(request(f"Do these tasks:\n1. Write a slogan for a bakery.\n2. {second}\n3. List three rivers."))
+    assert [subtask.inputs for subtask in made.subtasks] == [(), inputs, ()]
+
+
 def test_parts_know_what_they_need():
     made = plan(
         request(
