@@ -208,7 +208,8 @@ class Call:
     def _report(self, status: Status, error: BaseException | None) -> None:
         breaker = self.seat.breaker
         if isinstance(error, PoolError) and error.fault not in _ALIVE:
-            at_once = error.fault is Fault.UNAUTHORISED
+            # 403 is also what moderated upstreams say of one prompt, which must not take the pool from all others
+            at_once = error.fault is Fault.UNAUTHORISED and error.status != 403
             breaker.failed(self._clock(), retry_after=error.retry_after, at_once=at_once)
         elif status is Status.OK or isinstance(error, PoolError):
             breaker.succeeded(self._clock())

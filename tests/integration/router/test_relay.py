@@ -180,6 +180,15 @@ async def test_a_fallback_that_fails_cools_down_like_any_pool(streaming):
 
 
 @both
+@pytest.mark.parametrize("status,available", [(401, False), (402, False), (404, False), (403, True)])
+async def test_a_prompt_that_one_upstream_forbids_takes_its_pool_from_nobody_else(status, available, streaming):
+    async with bench([failing(status), Answer()], Answer(), failures=3, retries=1) as it:
+        assert await it.ask(streaming) == "b"
+        assert it.received == [1, 1]
+        assert it.relay.states()[0].available is available
+
+
+@both
 async def test_a_pool_that_asked_for_rest_gets_it_though_others_went_well_with_it(streaming):
     clock = Clock()
     later = failing(429, **{"retry-after": "30"})
