@@ -107,7 +107,7 @@ def account(
     read = sum(part.cached_tokens for part in parts) * prompt // max(sum(part.prompt_tokens for part in parts), 1)
     warm = warm * prompt // max(prompt_tokens, 1)  # estimated as `prompt_tokens` is
     usage = Usage(prompt=prompt, completion=length, cached=min(max(read, warm), prompt))
-    return Account(total, min(cost(pools[best], usage), INT64_MAX), pool)
+    return Account(total, cost(pools[best], usage), pool)
 
 
 def answers(attempts: Sequence[Attempt]) -> list[Attempt]:

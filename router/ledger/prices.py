@@ -5,6 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 from functools import lru_cache
 
+from contracts.base import INT64_MAX
 from router.chat import Usage
 from router.settings import PoolSettings
 
@@ -12,14 +13,18 @@ PER_TOKEN = 1_000_000  # picodollars of one token at one dollar per million
 
 
 def cost(pool: PoolSettings, usage: Usage) -> int:
-    """Picodollars of a call: plain prompt tokens, those read from and written to the cache, and sampled ones."""
+    """Picodollars of a call: plain prompt tokens, those read from and written to the cache, and sampled ones.
+
+    At most what a message can hold, nine million dollars: an upstream may report any number of tokens.
+    """
     plain = max(usage.prompt - usage.cached - usage.cache_written, 0)
-    return (
+    picodollars = (
         plain * _rate(pool.price_in)
         + usage.cached * _rate(pool.price_in if pool.price_cached is None else pool.price_cached)
         + usage.cache_written * _rate(pool.price_in if pool.price_cache_write is None else pool.price_cache_write)
         + usage.completion * _rate(pool.price_out)
     )
+    return min(picodollars, INT64_MAX)
 
 
 @lru_cache(maxsize=1024)

@@ -152,11 +152,14 @@ class Ledger:
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             for entry in batch:
+                self._connection.execute("SAVEPOINT entry")
                 try:
                     new = schema.insert(self._connection, entry.outcome)
                 except (UnicodeError, OverflowError) as error:  # says something about this one alone
+                    self._connection.execute("ROLLBACK TO entry")
                     log.error("an outcome is not in the ledger", request=entry.outcome.request_id, error=str(error))
                     continue
+                self._connection.execute("RELEASE entry")
                 if new and entry.sequence:
                     added.append(entry.outcome)
             position = max(entry.sequence for entry in batch)

@@ -77,9 +77,7 @@ def test_sums_by_day_key_kind_and_pool_are_exact_while_the_router_runs(tmp_path:
             ("small", 20, 20 * SMALL, None),
         ]
         assert costs(tmp_path, "--since", "2026-12-01")["total"]["requests"] == 0
-        assert re.search(
-            r"2026-11-30 +20 +9280 +10.8k +\$0\.0481 +\$0\.042 +-14\.6%", by_day["shown"]
-        )
+        assert re.search(r"2026-11-30 +20 +9280 +10.8k +\$0\.0481 +\$0\.042 +-14\.6%", by_day["shown"])
     finally:
         ledger.close()
 
@@ -204,10 +202,13 @@ def test_costs_without_a_ledger_say_where_it_was_looked_for(tmp_path: Path) -> N
 
 def test_an_outcome_that_cannot_be_stored_costs_itself_only(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path, now)
+    broken = msgspec.structs.replace(EXAMPLE.attempts[-1], error="half a character: \ud83d")
     ledger.record(outcome("bad", error="half a character: \ud83d"))
+    ledger.record(outcome("half bad", attempts=[EXAMPLE.attempts[0], broken]))
     ledger.record(outcome("good"))
     ledger.close()
-    assert opened(tmp_path).execute("SELECT request_id FROM requests").fetchall() == [("good",)]
+    for table in ("requests", "attempts"):
+        assert opened(tmp_path).execute(f"SELECT DISTINCT request_id FROM {table}").fetchall() == [("good",)]
 
 
 def _waited(condition, seconds: float = 10.0) -> bool:

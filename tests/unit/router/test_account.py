@@ -246,6 +246,17 @@ def test_the_strongest_pool_is_one_that_could_have_taken_the_request() -> None:
     assert strongest(pools, 4097) == "large"
 
 
+def test_a_call_costs_no_more_than_can_be_written_down() -> None:
+    """An upstream that miscounts must not take the record of the request with it."""
+    absurd = Usage(prompt=2**52, completion=2**52)
+    assert cost(POOLS["large"], absurd) == INT64_MAX
+    made = outcome(
+        FACTS, [call("large", 2**52, 2**52)], POOLS, status=Status.OK, decisions=[], seconds=1.0, overhead_seconds=0.0,
+        at_ns=1,
+    )  # fmt: skip
+    assert codec.decode(codec.encode(made), RouteOutcome).cost == INT64_MAX
+
+
 def test_sums_stay_within_what_other_languages_can_hold() -> None:
     dear = call("large", cost=INT64_MAX - 5)
     bill = account([dear, dear], POOLS, prompt_tokens=1)
