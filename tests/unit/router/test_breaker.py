@@ -59,6 +59,16 @@ def test_one_call_finds_out_whether_the_pool_is_back():
     assert all(breaker.admit(11.0) for _ in range(5))
 
 
+def test_a_long_answer_keeps_a_pool_that_is_back_from_nobody_for_long():
+    breaker = tripped()
+    assert breaker.admit(10.0)
+    assert not breaker.admit(19.0)
+    assert breaker.admit(20.0)  # the first one is still about it
+    assert not breaker.admit(20.0)
+    breaker.succeeded(21.0)
+    assert all(breaker.admit(21.0) for _ in range(5))
+
+
 def test_success_makes_the_next_cooldown_short_again():
     breaker = tripped()
     assert breaker.admit(10.0)
