@@ -20,7 +20,8 @@ from router.pools.base import PoolError
 MAX_FORMER = 12_000  # characters of a refused answer that the next model is shown
 STRONG = "strong"
 
-Choose = Callable[[str, bool], Decision]  # (tier below which it must not go, whether a verifier looks) -> Decision
+# (tier below which it must not go, whether an answer that is found wrong will be made anew) -> Decision
+Choose = Callable[[str, bool], Decision]
 
 
 class Calls(Protocol):
@@ -75,7 +76,7 @@ async def solve(
     else:
         return first.reply
     try:
-        decision = choose(STRONG, True)
+        decision = choose(STRONG, False)
         second = await _call(decision, told, relay, attempts, subtask.name, Role.ESCALATION)
     except (ApiError, PoolError):  # the relay has recorded its attempts, `choose` its refusal
         return first.reply

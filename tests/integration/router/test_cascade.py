@@ -81,6 +81,19 @@ async def test_a_refused_answer_goes_to_the_strong_pool_with_what_was_wrong(veri
         assert pools.upstreams["a"].calls[0].body["messages"] == BODY["messages"]
 
 
+async def test_after_an_escalation_no_other_is_reckoned_with(verifiers: Verifiers) -> None:
+    """Else the cheapest of several strong pools would be chosen, as if its mistakes were found and mended."""
+    asked = []
+
+    def choose(minimum: str, checked: bool) -> Decision:
+        asked.append((minimum, checked))
+        return choosing(("a",))(minimum, checked)
+
+    async with two_tiers(Answer(WRONG), Answer(RIGHT)) as pools:
+        await solved(pools, verifiers, choose=choose)
+        assert asked == [("", True), ("strong", False)]
+
+
 async def test_the_strong_answer_is_given_whatever_its_verdict(verifiers: Verifiers) -> None:
     async with two_tiers(Answer(WRONG), Answer("I cannot do that.")) as pools:
         assert (await solved(pools, verifiers)).text == "I cannot do that."
