@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from infra.errors import UserError
 from router.cascade.simulate import cascade
 from router.policy import curves
 from router.policy.duplicates import clusters
@@ -50,6 +51,8 @@ class Pair:
     def of(cls, table: Table) -> Pair:
         """By price, which of the two is which."""
         tiers = tiers_of(table, PRICES)
+        if sorted(tiers.values()) != [COMPACT, STRONG]:
+            raise UserError(f"{table.name}: a weak and a strong model are needed, it tells of {table.models}")
         compact, strong = (next(name for name, tier in tiers.items() if tier == which) for which in (COMPACT, STRONG))
         features = [extract(prompt) for prompt in table.prompts]
         return cls(
@@ -119,6 +122,8 @@ def summary(runs: Sequence[Mapping[str, float]]) -> dict[str, Any]:
 
 def mmlu(pair: Pair, seeds: Sequence[int], progress: Callable[[str], None]) -> dict[str, dict[str, Any]]:
     """The keys mmlu_1500 and mmlu_7000: the same prompts are routed after either training."""
+    if len(pair.alike) < 2 * TRAINING:
+        raise UserError(f"the MMLU table has {len(pair.alike)} prompts, {2 * TRAINING} are needed; give it whole")
     runs: dict[str, dict[str, list[dict[str, float]]]] = {}
     for seed in seeds:
         inside, outside = split(pair.alike, seed, TRAINING)
