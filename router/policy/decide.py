@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -72,21 +72,26 @@ def choose(outlook: Outlook, names: Sequence[str], tolerance: float) -> str:
 
 
 def foresee(
-    success: dict[str, float], calls: Mapping[str, int], lost: Mapping[str, int], checked: bool, bonus: dict[str, float]
+    success: dict[str, float],
+    calls: Mapping[str, int],
+    lost: Mapping[str, int],
+    escalated: Collection[str],
+    bonus: dict[str, float],
 ) -> Outlook:
     """The outlook, given P(success) and cost of one call of each pool and what is lost by switching to it.
 
-    With a verifier, a failure costs a call of the best pool and no wrong answer (the verifier taken as right).
+    Of the pools whose refused answers are `escalated`, a failure costs a call of the best pool and no wrong answer (the
+    verifier taken as right).
     """
     best = max(sorted(success), key=lambda name: success[name])
     final, total = dict(success), dict[str, int]()
     for name, p in success.items():
         price = calls[name]
-        if checked and name != best:
+        if name in escalated and name != best:
             price = cost.cascade(price, p, calls[best])
             final[name] = p + (1.0 - p) * success[best]
         total[name] = price + lost.get(name, 0)
-    return Outlook(success, final, total, {} if checked else bonus)
+    return Outlook(success, final, total, {} if escalated else bonus)
 
 
 def decide(
@@ -151,7 +156,9 @@ def _outlook(
         success[name] = calibration.success(name, pool.settings.tier, inputs)
         calls[name] = cost.expected(pool, question.prompt_tokens, answer)
         lost[name] = cost.lost(usable.values(), name, question.prompt_tokens)
-    return foresee(success, calls, lost, question.checked, _loyalty(question, usable))
+    # of a strong pool's answer the verdict is noted, and that is all: see router.cascade
+    escalated = [name for name, pool in usable.items() if question.checked and pool.settings.tier == "compact"]
+    return foresee(success, calls, lost, escalated, _loyalty(question, usable))
 
 
 def _loyalty(question: Question, usable: Mapping[str, PoolState]) -> dict[str, float]:

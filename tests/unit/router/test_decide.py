@@ -102,6 +102,15 @@ def test_what_a_verifier_looks_at_starts_compact_where_that_is_worth_trying() ->
     assert checked.scores["compact"].success == unchecked.scores["compact"].success  # but not of its own merit
 
 
+def test_what_is_not_escalated_is_not_taken_for_a_try() -> None:
+    """Nobody is asked after a strong pool: a cheap one's mistakes stay, whoever may look at them."""
+    pools = [pool("strong-cheap", price_in=0.5, price_out=1.0, like="weak"), pool("strong")]
+    knowing = Policy("p", Oracle({"weak": -1.0, "strong": 3.0}), Calibration())
+    for checked in (False, True):
+        assert decided(pools, knowing, checked=checked).pool == "strong"
+    assert decided([*pools, pool("compact")], knowing, checked=True).pool == "compact"
+
+
 def test_a_try_that_costs_nearly_as_much_and_fails_anyway_is_not_made() -> None:
     dear = [pool("compact", price_in=2.5, price_out=12.0), pool("strong", price_cache_write=None)]
     assert decided(dear, policy(compact=-4.0, strong=2.0), checked=True).pool == "strong"
