@@ -54,12 +54,14 @@ async def solve(
     The first pool is the policy's choice. Only a refusal (`FAILED`) escalates, once, and only from below the strong
     tier: `UNDECIDED` says nothing about the answer, and above strong there is nobody to ask. Where several choices are
     asked for (`n`), the first is judged for all. The second answer is given whatever its verdict, for its model is the
-    stronger and knew what was wrong. Where no strong pool may or can answer (budget, tenant, faults), the first answer
-    is given, and its verdict stays on record. Each attempt in `attempts` gets the verdict on its answer. Raises
-    `ApiError` from `choose` and `PoolError` from the relay, for the first call.
+    stronger, or at least knew what was wrong: where the tenant or the run has no strong pool, `choose` may name a
+    compact one again. Where nobody may or can answer (budget, faults), the first answer is given, and its verdict stays
+    on record. Each attempt in `attempts` gets the verdict on its answer. Raises `ApiError` from `choose` and
+    `PoolError` from the relay, for the first call.
 
     What an agent does next shows only in the answer: where a turn that was taken for a mechanical one goes on to write,
-    it is asked again of the strong tier (`DEFERRED`), as it stands, for nothing was wrong with the answer.
+    it is asked again of the strong tier (`DEFERRED`), as it stands, for nothing was wrong with the answer. Where there
+    is no other pool to ask, it is given.
     """
     decision = choose("", judged(subtask))
     first = await _call(decision, body, relay, attempts, subtask.name, role)
@@ -77,8 +79,12 @@ async def solve(
         return first.reply
     try:
         decision = choose(STRONG, False)
-        second = await _call(decision, told, relay, attempts, subtask.name, Role.ESCALATION)
+        again = told is not body or decision.pool != attempts[first.place].pool
+        second = await _call(decision, told, relay, attempts, subtask.name, Role.ESCALATION) if again else None
     except (ApiError, PoolError):  # the relay has recorded its attempts, `choose` its refusal
+        second = None
+    if second is None:
+        _say(result.verdict, first, attempts)  # it was not deferred after all
         return first.reply
     await _judged(second, told, subtask.check, verifiers, attempts)
     return second.reply

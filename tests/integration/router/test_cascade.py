@@ -221,6 +221,19 @@ READ = {"name": "read_file", "arguments": '{"path": "a.py"}'}
 OFFERED = Check("tool_call", {"tools": {"edit_file": {"type": "object"}, "read_file": {"type": "object"}}})
 
 
+@pytest.mark.parametrize("strong", [("a",), ()], ids=["no strong pool", "no budget for it"])
+async def test_a_turn_that_nobody_else_can_take_over_is_given(verifiers: Verifiers, strong: tuple[str, ...]) -> None:
+    async with two_tiers(Answer("", tool_calls=[EDIT]), Answer()) as pools:
+        reply = await solved(pools, verifiers, OFFERED, choosing(("a",), strong))
+        assert reply.tool_calls and story(pools) == [("a", Role.ANSWER, Verdict.PASSED)]
+
+
+async def test_without_a_strong_pool_the_compact_one_is_told_what_was_wrong(verifiers: Verifiers) -> None:
+    async with two_tiers([Answer(WRONG), Answer(RIGHT)], Answer()) as pools:
+        assert (await solved(pools, verifiers, choose=choosing(("a",), ("a",)))).text == RIGHT
+        assert story(pools) == [("a", Role.ANSWER, Verdict.FAILED), ("a", Role.ESCALATION, Verdict.PASSED)]
+
+
 @pytest.mark.parametrize(
     ("call", "demand", "expected"),
     [
