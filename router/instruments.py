@@ -17,6 +17,7 @@ from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer
 
 from contracts.routing import Attempt, Role, RouteDecision, RouteOutcome, Status, Verdict
 from infra.instruments import SCOPE, counter, histogram, up_down_counter
+from router.ledger.prices import DOLLAR
 
 Labels = dict[str, str | int]
 
@@ -26,7 +27,6 @@ DURATION_BUCKETS = tuple(0.01 * 2**power for power in range(14))
 FIRST_TOKEN_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 OVERHEAD_BUCKETS = tuple(0.00025 * 2**power for power in range(14))
 
-DOLLAR = 1e12  # picodollars
 CHAT = "chat"
 MODEL_CHARACTERS = 64  # of a name that an application or an upstream made up
 

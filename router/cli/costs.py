@@ -13,9 +13,9 @@ import typer
 
 from infra.errors import UserError
 from infra.settings import load
+from router.ledger.prices import DOLLAR
 from router.ledger.report import By, Row
 
-DOLLAR = 1e12  # picodollars
 NOBODY = "–"
 
 

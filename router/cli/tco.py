@@ -11,8 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from infra.errors import UserError
-from router.cli.costs import DOLLAR, write_json
+from router.cli.costs import write_json
 from router.ledger import tco as comparison
+from router.ledger.prices import DOLLAR
 
 R = comparison.REFERENCE
 MILLION = 1e6

@@ -14,7 +14,7 @@ from importlib import resources
 from router.decomposition import lists
 from router.decomposition.kinds import sentences
 from router.decomposition.lexicon import lexicon, words
-from router.decomposition.text import parts
+from router.decomposition.text import fenced, parts
 
 _CLAUSE = re.compile(
     r"(?:[,;]\s+(?:and\s+)?(?:then\s+|also\s+)?|(?<!\s)\s+and\s+(?:then\s+|also\s+)?|，(?:然后|再|并)?|；)(?=[^\W\d_])"
@@ -141,7 +141,7 @@ def operations(text: str) -> Asks | None:
     if len(items) < 2:
         return None
     shown = "\n\n".join(
-        f"{(each.before and each.before not in prose and each.before) or ''}{_fenced(each.info, each.text)}"
+        f"{(each.before and each.before not in prose and each.before) or ''}{fenced(each.text.rstrip(), each.info)}"
         for each in blocks
     )
     return Asks(items, "\n\n".join(each for each in (" ".join(context), shown) if each))
@@ -159,14 +159,8 @@ def files(text: str, named: dict[str, str], infos: dict[str, str]) -> Asks | Non
     if len(asked) != 1 or not cues().each_file.search(" ".join(said)) or cues().across_files.search(" ".join(said)):
         return None
     ask = " ".join(said)
-    items = [f"{ask}\n\nThe file is `{name}`:\n\n{_fenced(infos[name], body)}" for name, body in named.items()]
+    items = [f"{ask}\n\nThe file is `{name}`:\n\n{fenced(body.rstrip(), infos[name])}" for name, body in named.items()]
     return Asks(items, titles=list(named))
-
-
-def _fenced(info: str, body: str) -> str:
-    longest = max((len(run) for run in re.findall(r"`{3,}", body)), default=2)
-    fence = "`" * (longest + 1)
-    return f"{fence}{info}\n{body.rstrip()}\n{fence}"
 
 
 def _asks_something(sentence: str) -> bool:

@@ -12,7 +12,6 @@ A subtask that fails, escalations included, takes the plan with it: the request 
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -21,6 +20,9 @@ from typing import Any
 from contracts.routing import Demand
 from router.chat import ApiError, ChatRequest, Reply, Usage
 from router.decomposition.plan import Kind, Plan, Subtask
+from router.decomposition.text import fenced
+from router.ledger.prices import DOLLAR
+from router.pools.counting import told
 from router.settings import PlanSettings
 
 QUOTED = 8000  # characters of one answer that are handed on to another subtask
@@ -28,7 +30,6 @@ JOIN = "join"  # name of the subtask that makes one answer of several
 
 Solve = Callable[[Subtask, dict[str, Any]], Awaitable[Reply]]
 
-_DOLLAR = 10**12  # picodollars
 _OF_THE_WHOLE = ("tools", "tool_choice", "functions", "function_call", "stream", "stream_options")
 _JOIN = (
     "Below are a request and answers to its parts, which were worked out separately. Write the one answer to the whole "
@@ -61,7 +62,7 @@ async def execute(
     """
     if plan.whole:
         return await solve(plan.subtasks[0], request.body)
-    limits = [*([budget] if budget is not None else []), *([round(settings.usd * _DOLLAR)] if settings.usd else [])]
+    limits = [*([budget] if budget is not None else []), *([round(settings.usd * DOLLAR)] if settings.usd else [])]
     run = _Run(plan, request, solve, settings.width, spent, expected, min(limits, default=None))
     try:
         return await run.answer()
@@ -126,7 +127,7 @@ class _Run:
         join = Subtask(JOIN, Kind.JOIN, Demand.DEEP, join_prompt(self._plan, self._request, replies), tuple(replies))
         joined = await self._one(join, body_for(join.prompt, {}, self._request))
         usage = sum((reply.usage for reply in replies.values()), joined.usage)
-        return replace(joined, usage=usage, body={**joined.body, "usage": usage_body(usage)})
+        return replace(joined, usage=usage, body={**joined.body, "usage": told(usage)})
 
     async def _subtask(self, subtask: Subtask, needed: Mapping[str, asyncio.Task[Reply]]) -> Reply:
         if needed:
@@ -192,8 +193,7 @@ def quoted(text: str, most: int = QUOTED) -> str:
     """A text between fences longer than any in it, cut in the middle where it has more than `most` characters."""
     if len(text) > most:
         text = f"{text[: most * 3 // 4]}\n[…]\n{text[-most // 4 :]}"
-    fence = "`" * (max((len(run) for run in re.findall(r"`{3,}", text)), default=2) + 1)
-    return f"{fence}text\n{text}\n{fence}"
+    return fenced(text, "text")
 
 
 def join_prompt(plan: Plan, request: ChatRequest, replies: Mapping[str, Reply]) -> str:
@@ -218,15 +218,5 @@ def concatenate(plan: Plan, replies: Mapping[str, Reply]) -> Reply:
     finish = "length" if any(reply.finish == "length" for reply in replies.values()) else lead.finish
     text = "\n\n".join(sections)
     choice = {"index": 0, "message": {"role": "assistant", "content": text}, "logprobs": None, "finish_reason": finish}
-    body = {**lead.body, "choices": [choice], "usage": usage_body(usage)}
+    body = {**lead.body, "choices": [choice], "usage": told(usage)}
     return replace(lead, body=body, text=text, finish=finish, usage=usage, tool_calls=(), policy=None, rollout="")
-
-
-def usage_body(usage: Usage) -> dict[str, Any]:
-    """Usage as OpenAI writes it."""
-    return {
-        "prompt_tokens": usage.prompt,
-        "completion_tokens": usage.completion,
-        "total_tokens": usage.prompt + usage.completion,
-        "prompt_tokens_details": {"cached_tokens": usage.cached},
-    }

@@ -120,3 +120,10 @@ def parts(text: str) -> tuple[str, list[Block]]:
     if fence:
         blocks.append(Block(info, "\n".join(held), before))
     return "\n".join(prose), blocks
+
+
+def fenced(text: str, info: str = "") -> str:
+    """A text between fences longer than any in it, so that nothing in it can end them."""
+    longest = max((len(run) for run in re.findall(r"`{3,}", text)), default=2)
+    fence = "`" * (longest + 1)
+    return f"{fence}{info}\n{text}\n{fence}"

@@ -9,6 +9,7 @@ from contracts.base import INT64_MAX
 from router.chat import Usage
 from router.settings import PoolSettings
 
+DOLLAR = 10**12  # picodollars
 PER_TOKEN = 1_000_000  # picodollars of one token at one dollar per million
 
 
