@@ -34,9 +34,8 @@ from router.gateway.parse import parse
 from router.ledger.books import Books
 from router.ledger.store import Ledger, follow
 from router.outbox import Outbox
-from router.policy.decide import NeutralModel
 from router.policy.learning import learn
-from router.policy.model import RoutingModel
+from router.policy.model import RoutingModel, cold_start
 from router.policy.store import PolicyStore
 from router.pools.base import Pool
 from router.pools.bus import BusPool
@@ -76,7 +75,7 @@ async def main(service: Service) -> None:
         verifiers = Verifiers(VERIFIERS)
         stack.push_async_callback(verifiers.close)
         await verifiers.start()
-        store = PolicyStore(settings.directory / "policies", NeutralModel(), RoutingModel.load)
+        store = PolicyStore(settings.directory / "policies", cold_start(), RoutingModel.load)
         books = Books(ledger, outbox)
         answering = Answering(run, settings, relay, keys, books, verifiers, lambda: (store.policy, store.trial))
         completions = Completions(answering, keys)
