@@ -121,7 +121,9 @@ def refusal(asking: RouteRequest, sentence: str) -> RouteDecision:
 
 
 def _model(body: str) -> str:
-    """The model that a body asks for, as far as that can be read."""
+    """The model that a body asks for, as far as that can be read in a moment."""
+    if len(body) > LONG_BODY:
+        return ""
     try:
         model = json.loads(body)["model"]
     except (ValueError, TypeError, KeyError, RecursionError):

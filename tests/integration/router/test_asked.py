@@ -145,7 +145,8 @@ async def test_a_long_request_is_decided_like_a_short_one(advisor: Advisor, run:
     body = chat() | {"metadata": {"padding": "x" * 2 * LONG_BODY}}
     assert (await advisor(request(run, "ask", body))).pool in POOLS
     refused = await advisor(request(run, "ask", json.dumps(body)[:-1]))
-    assert refused.reason == "refused" and refused.error
+    assert refused.reason == "refused" and refused.error and refused.requested == ""
+    assert (await advisor(request(run, "ask", chat(model="enormous")))).requested == "enormous"
 
 
 async def test_a_key_without_budget_is_told_so(advisor: Advisor, run: str) -> None:
