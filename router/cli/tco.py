@@ -48,7 +48,9 @@ def tco(
     generating_share: Annotated[
         float, _option("Share of the accelerators that generate, to weigh both sides' idle shares.", GENERATING_SHARE)
     ] = GENERATING_SHARE,
-    tokens: Annotated[float | None, _option("Million tokens served a month.", "those in the ledger", min=0)] = None,
+    tokens: Annotated[
+        float | None, _option("Million tokens served a month.", "all in the ledger, taken for a month's", min=0)
+    ] = None,
     compact_share: Annotated[float | None, _option("Of the tokens, 0..1.", "of the ledger", min=0, max=1)] = None,
     compact_price: Annotated[float | None, _option("Dollars per million there.", "of the ledger", min=0)] = None,
     other_price: Annotated[float | None, _option("Of the tokens elsewhere here.", "of the ledger", min=0)] = None,
@@ -76,8 +78,7 @@ def tco(
     )
     stack = comparison.Fleet(
         idle=said.value("stack.idle", idle, run_idle, R.stack.idle),
-        # A run of this stack asks no teacher: its memory is measured as soon as a run is.
-        teacher_gb=said.value("stack.teacher_gb", teacher, 0.0 if summary else None, R.stack.teacher_gb),
+        teacher_gb=said.value("stack.teacher_gb", teacher, None, R.stack.teacher_gb),
     )
     strong = said.value("serving.strong_price", strong_price, served.get("strong_price"), 0.0)
     serving = comparison.Serving(

@@ -127,6 +127,7 @@ def test_measured_figures_of_runs_and_of_the_ledger_take_the_place_of_supposed_o
     assert found["stack"]["serving"] == pytest.approx(10 * EXAMPLE.cost / 1e12)
     assert found["generic"]["serving"] == pytest.approx(10 * EXAMPLE.counterfactual / 1e12)
     assert (sources["stack.idle"], sources["price"], sources["hours"]) == ("measured", "option", "supposed")
+    assert sources["stack.teacher_gb"] == sources["generic.teacher_gb"] == "supposed"  # no run's figures say it
 
 
 def test_an_option_is_stronger_than_what_was_measured(tmp_path: Path) -> None:
