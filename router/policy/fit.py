@@ -1,4 +1,4 @@
-"""Fitting the cold-start model to a table of outcomes. Pure: the same rows and seed give the same model.
+"""Fitting the cold-start model to a table of outcomes. Pure: on one machine the same rows and seed give the same model.
 
 Ridge throughout, because its solutions are unique, cheap, and linear in the outcomes: the difference between the scores
 of two LLMs is what a regression on the difference of their outcomes would give, which is what routing ranks by.
@@ -17,18 +17,16 @@ from sklearn.utils.extmath import randomized_svd
 from router.policy.features import BUCKETS, Features
 from router.policy.model import Arrays, Matrix, RoutingModel, point_of
 
-PENALTY = 12.0  # of the linear scores of outcomes
-GROUP_PENALTY = 1.0  # of the linear scores of groups
-KERNEL_PENALTY = 20.0
+PENALTY, GROUP_PENALTY, KERNEL_PENALTY = 12.0, 1.0, 20.0  # of the linear scores of outcomes, of groups, of the kernel
 FOLDS = 5
 TOPICS = 64
 RANK = 64  # of the compressed scores
 LANDMARKS = 512
 # Mean of the kernel's exponent that is due to outcomes, groups, topics and figures of form; and where there are no
-# groups. Chosen on seeds 0 to 2 of `tailrace route eval`.
+# groups. All constants were chosen on splits with seeds 0 to 2 of the tables that `tailrace route eval` takes.
 EXPONENT, EXPONENT_WITHOUT_GROUPS = (0.2, 0.5, 0.3, 0.3), (0.0, 0.0, 1.0, 0.5)
 RARE = 2  # buckets in fewer prompts than this say nothing
-STEPS, CONVERGED = 40, 1e-2  # of conjugate gradients
+STEPS, CONVERGED = 40, 1e-2  # of conjugate gradients: no ranking is better for more
 LEAST_GROUP = 20  # rows of a group that is scored
 
 Doubles = npt.NDArray[np.float64]
