@@ -99,5 +99,5 @@ def pool(bus: Bus, run: str, **settings: Any) -> BusPool:
 
 
 def body(text: str = "abc>", **parameters: Any) -> dict[str, Any]:
-    """A chat request."""
-    return {"model": "ours", "messages": [{"role": "user", "content": text}], "max_tokens": 24, **parameters}
+    """A chat request; with its seed, an answer is not empty by chance."""
+    return {"model": "ours", "messages": [{"role": "user", "content": text}], "max_tokens": 24, "seed": 1, **parameters}
