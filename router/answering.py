@@ -20,7 +20,6 @@ import structlog
 from contracts.routing import Demand, Role, Status, Verdict
 from router import instruments
 from router.cascade.cascade import STRONG, judged, solve
-from router.cascade.verifiers import Verifiers
 from router.chat import ApiError, ChatRequest, Chunk, Reply
 from router.decomposition import model_made
 from router.decomposition.execute import JOIN, execute
@@ -40,6 +39,7 @@ from router.pools.relay import Relay
 from router.question import question_of
 from router.record import Record
 from router.settings import PlanSettings, RouterSettings
+from router.verification.verifiers import Verifiers
 
 log = structlog.get_logger(__name__)
 

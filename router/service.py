@@ -24,7 +24,6 @@ from infra.errors import UserError
 from infra.service import Service
 from router.answering import Answering
 from router.asked import Advisor, answer_requests
-from router.cascade.verifiers import Verifiers
 from router.decomposition.planner import plan
 from router.gateway.app import make_app
 from router.gateway.completions import Completions
@@ -42,6 +41,7 @@ from router.pools.bus import BusPool
 from router.pools.openai import OpenAIPool
 from router.pools.relay import Relay
 from router.settings import RouterSettings
+from router.verification.verifiers import Verifiers
 
 log = structlog.get_logger(__name__)
 

@@ -26,7 +26,6 @@ from infra.bootstrap import bootstrap
 from infra.cli.interrupts import run_to_end
 from router.answering import Answering
 from router.benchmarks.sessions import MECHANICAL, Answer, Session
-from router.cascade.verifiers import Verifiers
 from router.chat import Chunk, Reply, Usage
 from router.gateway.keys import EVERYONE, Keys
 from router.gateway.parse import parse
@@ -37,6 +36,7 @@ from router.policy.decide import NEUTRAL
 from router.pools.counting import prompt_tokens
 from router.pools.relay import Relay
 from router.settings import PoolSettings, RouterSettings
+from router.verification.verifiers import Verifiers
 
 POOLS = {
     "compact": PoolSettings(tier="compact", url="-", price_in=0.1, price_out=0.2, price_cached=0.025, window=131072),

@@ -10,12 +10,13 @@ from typing import Any, Protocol
 import msgspec
 
 from contracts.routing import Attempt, Demand, Role, Status, Verdict
-from router.cascade.result import BadCheck, Result, undecided
 from router.chat import ApiError, Reply
-from router.decomposition.plan import Check, Subtask
+from router.decomposition.plan import Subtask
 from router.decomposition.tools import Deed, catalogue
 from router.policy.decision import Decision
 from router.pools.base import PoolError
+from router.verification.check import Check
+from router.verification.result import BadCheck, Result, undecided
 
 MAX_FORMER = 12_000  # characters of a refused answer that the next model is shown
 STRONG = "strong"

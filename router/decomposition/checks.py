@@ -13,8 +13,9 @@ from typing import Any
 
 from contracts.routing import Demand
 from router.chat import ChatRequest
-from router.decomposition.plan import Check, Kind
+from router.decomposition.plan import Kind
 from router.decomposition.text import Block, parts
+from router.verification.check import Check
 
 _LARGEST = 20_000  # characters of a text that tests, files and expressions are looked for in
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from contracts.routing import Demand
-from router.cascade.answers import json_text
 from router.chat import ChatRequest
 from router.decomposition import checks
 from router.decomposition.execute import quoted
@@ -23,6 +22,7 @@ from router.decomposition.planner import may_be_taken_apart
 from router.decomposition.structural import LONGEST, TITLE
 from router.decomposition.text import spoken
 from router.settings import PlanSettings
+from router.verification.answers import json_text
 
 SHORTEST = 120  # characters: planning less costs more than it can save
 LARGEST = 200_000  # characters of a model's plan that are read

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 from contracts.routing import Demand
+from router.verification.check import Check
 
 
 class Kind(StrEnum):
@@ -33,19 +33,6 @@ class Kind(StrEnum):
     RECOVERING = "recovering"  # an agent's last tools failed
     PLANNING = "planning"  # an agent's first turn, or a change of plan
     JOIN = "join"
-
-
-@dataclass(frozen=True)
-class Check:
-    """A verifier and what it needs: a name from `router.cascade.verifiers` and JSON-able arguments."""
-
-    name: str
-    arguments: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def judges(self) -> bool:
-        """Whether it tells right answers from wrong ones; others see the form alone, which most wrong answers have."""
-        return self.name in ("tests", "arithmetic")
 
 
 @dataclass(frozen=True)

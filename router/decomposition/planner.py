@@ -6,16 +6,17 @@ from dataclasses import replace
 from typing import Any
 
 from contracts.routing import Demand
-from router.cascade import registry
-from router.cascade.result import BadCheck
 from router.chat import ChatRequest
 from router.decomposition import checks
 from router.decomposition.kinds import Reading, read
-from router.decomposition.plan import Check, Kind, Plan, Subtask
+from router.decomposition.plan import Kind, Plan, Subtask
 from router.decomposition.structural import take_apart
 from router.decomposition.text import last_spoken, spoken
 from router.decomposition.trajectory import Trajectory, follow
 from router.settings import PlanSettings
+from router.verification import registry
+from router.verification.check import Check
+from router.verification.result import BadCheck
 
 # What an agent answers straight away rather than planning work for it, and work that takes no thought to plan.
 _SMALL = frozenset(

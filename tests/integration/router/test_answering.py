@@ -16,7 +16,6 @@ from contracts.routing import Role, Status, Verdict
 from infra.bus import Bus
 from infra.settings import NatsSettings
 from router.answering import Answering
-from router.cascade.verifiers import Verifiers
 from router.chat import ApiError
 from router.gateway.keys import EVERYONE, Caller, Keys
 from router.gateway.parse import parse
@@ -28,6 +27,7 @@ from router.pools.openai import OpenAIPool
 from router.pools.relay import Relay
 from router.record import Record
 from router.settings import KeySettings, PlanSettings, PoolSettings, RouterSettings
+from router.verification.verifiers import Verifiers
 from tests.integration.router.pools import until
 from tests.upstream import Answer, Script, Upstream
 

@@ -17,7 +17,6 @@ from contracts.subjects import ROUTE_DECISION, ROUTE_REQUEST
 from infra.bus import Bus
 from router.answering import Answering
 from router.asked import Advisor, Decide, answer_requests
-from router.cascade.verifiers import Verifiers
 from router.gateway.completions import LONG_BODY
 from router.gateway.keys import Keys
 from router.gateway.parse import MAX_BYTES, parse
@@ -29,6 +28,7 @@ from router.policy.decide import NEUTRAL
 from router.pools.openai import OpenAIPool
 from router.pools.relay import Relay
 from router.settings import KeySettings, PoolSettings, RouterSettings
+from router.verification.verifiers import Verifiers
 from tests.integration.helpers import dead_letters, first, publish_raw
 
 POOLS = {

@@ -13,11 +13,12 @@ import pytest_asyncio
 
 from contracts.routing import Demand, Role, Status, Verdict
 from router.cascade.cascade import solve
-from router.cascade.verifiers import Verifiers
 from router.chat import ApiError, Reply
-from router.decomposition.plan import Check, Kind, Subtask
+from router.decomposition.plan import Kind, Subtask
 from router.policy.decision import Decision
 from router.pools.base import PoolError
+from router.verification.check import Check
+from router.verification.verifiers import Verifiers
 from tests.integration.router.pools import BODY, Bench, bench
 from tests.upstream import Answer, Script
 

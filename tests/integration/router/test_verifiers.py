@@ -10,10 +10,10 @@ import pytest
 import pytest_asyncio
 
 from contracts.routing import Verdict
-from router.cascade.registry import VERIFIERS
-from router.cascade.result import MAX_REASON, BadCheck, Result
-from router.cascade.verifiers import Verifiers
-from router.decomposition.plan import Check
+from router.verification.check import Check
+from router.verification.registry import VERIFIERS
+from router.verification.result import MAX_REASON, BadCheck, Result
+from router.verification.verifiers import Verifiers
 
 PASSED, FAILED, UNDECIDED = Verdict.PASSED, Verdict.FAILED, Verdict.UNDECIDED
 pytestmark = pytest.mark.asyncio(loop_scope="module")

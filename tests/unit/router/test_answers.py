@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from router.cascade import answers
+from router.verification import answers
 
 PYTHON = frozenset({"python", "py"})
 

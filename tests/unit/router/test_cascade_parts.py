@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from router.cascade.cascade import MAX_FORMER, informed, writes
-from router.cascade.checks.entry import CHECKS
-from router.cascade.registry import VERIFIERS, validate
-from router.cascade.result import MAX_REASON, BadCheck, Result, failed, passed, together, undecided
 from router.cascade.simulate import acceptance, cascade
 from router.chat import Reply, Usage
-from router.decomposition.plan import Check
+from router.verification.check import Check
+from router.verification.checks.entry import CHECKS
+from router.verification.registry import VERIFIERS, validate
+from router.verification.result import MAX_REASON, BadCheck, Result, failed, passed, together, undecided
 
 DATA = Path(os.environ.get("ROUTING_DATA", "data/routing"))
 USER = {"role": "user", "content": "Write it."}

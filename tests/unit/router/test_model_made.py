@@ -7,8 +7,9 @@ import pytest
 
 from contracts.routing import Demand
 from router.decomposition.model_made import Refusal, ask, read, worth_asking
-from router.decomposition.plan import Check, Kind, Plan
+from router.decomposition.plan import Kind, Plan
 from router.settings import PlanSettings
+from router.verification.check import Check
 from tests.unit.router.talks import assistant, request
 
 SETTINGS = PlanSettings(planner="model")

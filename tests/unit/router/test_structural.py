@@ -7,9 +7,10 @@ import pytest
 
 from contracts.routing import Demand
 from router.chat import Message
-from router.decomposition.plan import Check, Kind
+from router.decomposition.plan import Kind
 from router.decomposition.planner import plan
 from router.settings import PlanSettings
+from router.verification.check import Check
 from tests.unit.router.talks import assistant, request
 
 TABLE = tomllib.loads((Path(__file__).parent / "requests.toml").read_text("utf-8"))

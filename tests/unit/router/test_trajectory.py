@@ -4,10 +4,11 @@ import pytest
 
 from contracts.routing import Demand
 from router.chat import Message
-from router.decomposition.plan import Check, Kind
+from router.decomposition.plan import Kind
 from router.decomposition.planner import plan
 from router.decomposition.tools import Deed, catalogue
 from router.decomposition.trajectory import LATCH, follow
+from router.verification.check import Check
 from tests.unit.router.talks import assistant, call, request, result, user
 
 ASK = user("Fix the failing date parser in dates.py")

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from router.cascade.registry import Example
-from router.cascade.result import Result, failed, passed, undecided
+from router.verification.registry import Example
+from router.verification.result import Result, failed, passed, undecided
 
 MAX_OUTPUT_BYTES = 4_000_000
 

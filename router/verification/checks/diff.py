@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from router.cascade import answers
-from router.cascade.registry import Diff
-from router.cascade.result import Result, failed, passed
+from router.verification import answers
+from router.verification.registry import Diff
+from router.verification.result import Result, failed, passed
 
 _HUNK = re.compile(r"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
 _SEARCH = re.compile(r"<{5,9} ?SEARCH\s*")

@@ -1,6 +1,6 @@
 """The verifiers by name: what each needs, and what it can and cannot say.
 
-A new one is a struct of arguments here, a line in `VERIFIERS`, and a function in `router.cascade.checks`.
+A new one is a struct of arguments here, a line in `VERIFIERS`, and a function in `router.verification.checks`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from router.cascade.result import BadCheck
-from router.decomposition.plan import Check
+from router.verification.check import Check
+from router.verification.result import BadCheck
 
 MAX_ARGUMENT_CHARACTERS = 2_000_000  # of all texts in a check's arguments
 

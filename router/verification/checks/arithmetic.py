@@ -10,9 +10,9 @@ from fractions import Fraction
 from itertools import islice
 
 from infra.grading import extract, numbers
-from router.cascade import answers
-from router.cascade.registry import Arithmetic
-from router.cascade.result import BadCheck, Result, failed, passed, undecided
+from router.verification import answers
+from router.verification.registry import Arithmetic
+from router.verification.result import BadCheck, Result, failed, passed, undecided
 
 MAX_BITS = 50_000  # of a numerator or denominator; some fifteen thousand digits
 MAX_NUMBERS = 1000  # of an answer that are looked at

@@ -8,9 +8,9 @@ import subprocess
 import tree_sitter
 import tree_sitter_bash
 
-from router.cascade import answers
-from router.cascade.registry import Arguments
-from router.cascade.result import Result, failed, passed, undecided
+from router.verification import answers
+from router.verification.registry import Arguments
+from router.verification.result import Result, failed, passed, undecided
 
 SHELL = frozenset({"bash", "sh", "shell", "zsh", "ksh"})
 BASH_SECONDS = 2.0

@@ -10,9 +10,9 @@ from sqlglot import exp
 from sqlglot.errors import ErrorLevel, SqlglotError
 
 from contracts.routing import Verdict
-from router.cascade import answers
-from router.cascade.registry import Sql
-from router.cascade.result import BadCheck, Result, failed, passed, undecided
+from router.verification import answers
+from router.verification.registry import Sql
+from router.verification.result import BadCheck, Result, failed, passed, undecided
 
 SQL = frozenset(
     {"sql", "postgres", "postgresql", "mysql", "sqlite", "tsql", "plsql", "bigquery", "snowflake", "duckdb"}

@@ -13,9 +13,9 @@ from typing import Any
 
 import yaml
 
-from router.cascade import answers
-from router.cascade.registry import Arguments, Json
-from router.cascade.result import Result, failed, passed, together, undecided
+from router.verification import answers
+from router.verification.registry import Arguments, Json
+from router.verification.result import Result, failed, passed, together, undecided
 
 PYTHON = frozenset({"python", "py", "python3", "py3"})
 _LOOKS_LIKE_PYTHON = re.compile(r"(?:def|class|import|from|async|@|if|for|while|with|try|print)\b|#!|\w+\s*(?:=|\()")

@@ -13,13 +13,13 @@ import structlog
 
 from contracts.routing import Verdict
 from infra.sandbox import Limits, Sandbox, SandboxCrash, SandboxTimeout
-from router.cascade.registry import VERIFIERS, validate
-from router.cascade.result import BadCheck, Result, sentence, undecided
-from router.decomposition.plan import Check
+from router.verification.check import Check
+from router.verification.registry import VERIFIERS, validate
+from router.verification.result import BadCheck, Result, sentence, undecided
 
 log = structlog.get_logger(__name__)
 
-ENTRY = "router.cascade.checks.entry:run"
+ENTRY = "router.verification.checks.entry:run"
 MAX_ANSWER_CHARACTERS = 1_000_000
 WAIT_SECONDS = 20.0  # for a free worker and the verdict together
 LIMITS = Limits(wall_seconds=4.0, cpu_seconds=4.0, memory_bytes=512 * 1024**2)
@@ -33,7 +33,7 @@ class Verifiers:
 
     def __init__(self, workers: int = 2) -> None:
         self._workers = workers
-        self._sandbox = Sandbox(workers, LIMITS, packages=("router.cascade",))
+        self._sandbox = Sandbox(workers, LIMITS, packages=("router.verification",))
         self._bounds_processes = False
 
     async def start(self) -> None:

@@ -11,10 +11,10 @@ import referencing.exceptions
 from jsonschema import exceptions, validators
 from jsonschema.protocols import Validator
 
-from router.cascade import answers
-from router.cascade.checks.syntax import parse_json
-from router.cascade.registry import Schema, ToolCall
-from router.cascade.result import BadCheck, Result, failed, passed, together, undecided
+from router.verification import answers
+from router.verification.checks.syntax import parse_json
+from router.verification.registry import Schema, ToolCall
+from router.verification.result import BadCheck, Result, failed, passed, together, undecided
 
 _WRITTEN_CALL = re.compile(r"<tool_call>|<function[=_]|\[TOOL_CALLS\]|^\s*\{\s*\"(?:name|tool|function)\"\s*:")
 

@@ -18,14 +18,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from router.cascade import answers
-from router.cascade.checks import pytest_subset
-from router.cascade.checks.collect import Collected, asserts_when_executed, collect, declared
-from router.cascade.checks.equality import Equality, Trick
-from router.cascade.checks.programs import run_examples
-from router.cascade.checks.syntax import PYTHON, python_error
-from router.cascade.registry import Tests
-from router.cascade.result import BadCheck, Result, failed, passed, sentence, undecided
+from router.verification import answers
+from router.verification.checks import pytest_subset
+from router.verification.checks.collect import Collected, asserts_when_executed, collect, declared
+from router.verification.checks.equality import Equality, Trick
+from router.verification.checks.programs import run_examples
+from router.verification.checks.syntax import PYTHON, python_error
+from router.verification.registry import Tests
+from router.verification.result import BadCheck, Result, failed, passed, sentence, undecided
 
 _CANDIDATE, _TESTS = "solution", "tests_of_solution"
 _EXITS = ("_exit", "abort", "execv", "execve")

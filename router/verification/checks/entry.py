@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from router.cascade.checks import arithmetic, diff, schema, shell, sql, syntax, unit_tests
-from router.cascade.registry import VERIFIERS, validate
-from router.cascade.result import BadCheck, Result, sentence, undecided
-from router.decomposition.plan import Check
+from router.verification.check import Check
+from router.verification.checks import arithmetic, diff, schema, shell, sql, syntax, unit_tests
+from router.verification.registry import VERIFIERS, validate
+from router.verification.result import BadCheck, Result, sentence, undecided
 
 CHECKS: dict[str, Callable[[str, Any], Result]] = {
     "python": syntax.python,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from router.cascade.checks.pytest_subset import Unsupported, arguments_of
+from router.verification.checks.pytest_subset import Unsupported, arguments_of
 
 
 @dataclass(frozen=True)
