@@ -19,6 +19,8 @@ import structlog
 
 from contracts.routing import Demand, Role, Status, Verdict
 from router import instruments
+from router.admission.keys import Caller, Keys
+from router.admission.models import asked
 from router.cascade.cascade import STRONG, judged, solve
 from router.chat import ApiError, ChatRequest, Chunk, Reply
 from router.decomposition import model_made
@@ -26,8 +28,6 @@ from router.decomposition.execute import JOIN, execute
 from router.decomposition.plan import Kind, Plan, Subtask
 from router.decomposition.planner import plan
 from router.gateway.errors import internal, of_pool
-from router.gateway.keys import Caller, Keys
-from router.gateway.models import asked
 from router.gateway.stream import pieces
 from router.ledger.books import Books
 from router.policy.affinity import Affinity

@@ -22,13 +22,12 @@ from infra.bootstrap import ensure_consumer
 from infra.bus import Bus, Received
 from infra.work import work
 from router import instruments
+from router.admission.keys import EVERYONE
+from router.admission.models import asked
+from router.admission.parse import LONG_BODY, MAX_BYTES, parse
 from router.answering import NEVER, Answering
 from router.chat import ApiError, ChatRequest
 from router.decomposition.planner import plan
-from router.gateway.completions import LONG_BODY
-from router.gateway.keys import EVERYONE
-from router.gateway.models import asked
-from router.gateway.parse import MAX_BYTES, parse
 from router.policy.decide import decide
 from router.question import question_of
 from router.record import Record

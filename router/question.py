@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from router.admission.models import Asked
 from router.chat import ChatRequest
 from router.decomposition.plan import Plan, Subtask
-from router.gateway.models import Asked
 from router.policy.affinity import View
 from router.policy.decision import Question
 from router.pools.counting import prompt_tokens

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from opentelemetry.trace import INVALID_SPAN, Span
 
 from contracts.routing import Attempt, RouteDecision, RouteOutcome, Status, Verdict
+from router.admission.keys import Caller
+from router.admission.models import Asked
 from router.chat import ChatRequest
 from router.decomposition.plan import Subtask
-from router.gateway.keys import Caller
-from router.gateway.models import Asked
 from router.ledger.account import Facts, outcome
 from router.ledger.spending import Reservation
 from router.policy.decision import Decision, Question

@@ -22,14 +22,14 @@ from starlette.types import ASGIApp
 from infra.bus import Bus, Unavailable
 from infra.errors import UserError
 from infra.service import Service
+from router.admission.keys import Keys
+from router.admission.models import check
+from router.admission.parse import parse
 from router.answering import Answering
 from router.asked import Advisor, answer_requests
 from router.decomposition.planner import plan
 from router.gateway.app import make_app
 from router.gateway.completions import Completions
-from router.gateway.keys import Keys
-from router.gateway.models import check
-from router.gateway.parse import parse
 from router.ledger.books import Books
 from router.ledger.store import Ledger, follow
 from router.outbox import Outbox

@@ -24,11 +24,11 @@ from infra.benchmarks.cluster import Cluster, cluster
 from infra.benchmarks.report import Chart, JsonFile, PlotFile, Report, progress, publish
 from infra.bootstrap import bootstrap
 from infra.cli.interrupts import run_to_end
+from router.admission.keys import EVERYONE, Keys
+from router.admission.parse import parse
 from router.answering import Answering
 from router.benchmarks.sessions import MECHANICAL, Answer, Session
 from router.chat import Chunk, Reply, Usage
-from router.gateway.keys import EVERYONE, Keys
-from router.gateway.parse import parse
 from router.ledger.books import Books
 from router.ledger.store import Ledger
 from router.outbox import Outbox

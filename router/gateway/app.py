@@ -10,13 +10,14 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from starlette.routing import Route
 
+from router.admission import models
+from router.admission.keys import Caller, Keys
 from router.answering import Answering
 from router.chat import ApiError
-from router.gateway import errors, feedback, models
+from router.gateway import errors, feedback
 from router.gateway import headers as h
 from router.gateway.body import read_body
 from router.gateway.completions import Completions
-from router.gateway.keys import Caller, Keys
 from router.ledger.books import Books
 
 Told = Callable[[], tuple[bool, str]]  # whether it is so, and a sentence

@@ -14,19 +14,18 @@ import structlog
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
+from router.admission.keys import PICODOLLARS, Keys
+from router.admission.parse import LONG_BODY, MAX_BYTES, parse
 from router.answering import Answering
 from router.chat import ApiError, Usage
 from router.gateway import headers as h
 from router.gateway.body import ClientGone, read_body, unless_gone
 from router.gateway.errors import error_headers, error_object
-from router.gateway.keys import PICODOLLARS, Keys
-from router.gateway.parse import MAX_BYTES, parse
 from router.gateway.stream import Events
 from router.ledger.account import answers
 from router.pools.counting import encode
 from router.record import Record
 
-LONG_BODY = 1024 * 1024  # bytes
 CUT_SECONDS = 2.0  # for telling those whose answers are cut off
 # told to those who come while the router stops, to be answered by another one, or in its next life
 RETRY_SECONDS = 2.0

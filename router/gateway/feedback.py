@@ -15,8 +15,8 @@ import msgspec
 
 from contracts.errors import InvalidMessage
 from contracts.routing import Feedback
-from router.gateway.messages import wrong
-from router.gateway.parse import json_object
+from router.admission.messages import wrong
+from router.admission.parse import json_object
 
 MAX_BYTES = 512 * 1024
 

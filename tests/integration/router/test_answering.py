@@ -15,10 +15,10 @@ import pytest_asyncio
 from contracts.routing import Role, Status, Verdict
 from infra.bus import Bus
 from infra.settings import NatsSettings
+from router.admission.keys import EVERYONE, Caller, Keys
+from router.admission.parse import parse
 from router.answering import Answering
 from router.chat import ApiError
-from router.gateway.keys import EVERYONE, Caller, Keys
-from router.gateway.parse import parse
 from router.ledger.books import Books
 from router.ledger.store import Ledger
 from router.outbox import Outbox

@@ -15,11 +15,10 @@ from contracts.examples import START_NS
 from contracts.messages import RouteDecision, RouteRequest
 from contracts.subjects import ROUTE_DECISION, ROUTE_REQUEST
 from infra.bus import Bus
+from router.admission.keys import Keys
+from router.admission.parse import LONG_BODY, MAX_BYTES, parse
 from router.answering import Answering
 from router.asked import Advisor, Decide, answer_requests
-from router.gateway.completions import LONG_BODY
-from router.gateway.keys import Keys
-from router.gateway.parse import MAX_BYTES, parse
 from router.ledger.books import Books
 from router.ledger.spending import Reservation
 from router.ledger.store import Ledger

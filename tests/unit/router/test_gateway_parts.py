@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from infra.errors import UserError
+from router.admission.keys import Caller
+from router.admission.models import asked, check, listing
 from router.chat import ApiError, Reply, Usage
 from router.gateway import feedback
 from router.gateway.body import ClientGone, read_body
 from router.gateway.errors import error_headers, error_object, of_pool
 from router.gateway.headers import dollars
-from router.gateway.keys import Caller
-from router.gateway.models import asked, check, listing
 from router.gateway.stream import Events, chunks_of
 from router.pools.base import Fault, PoolError
 from router.service import make_pools

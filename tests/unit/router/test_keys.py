@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from infra.errors import UserError
+from router.admission.keys import EVERYONE, Keys, seconds_to_next_month
 from router.chat import ApiError
-from router.gateway.keys import EVERYONE, Keys, seconds_to_next_month
 from router.settings import KeySettings
 
 NOON = datetime(2026, 11, 30, 12, tzinfo=UTC)

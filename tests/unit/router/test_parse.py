@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from router.admission.parse import MAX_DEPTH, parse
 from router.chat import ApiError
-from router.gateway.parse import MAX_DEPTH, parse
 
 USER = {"role": "user", "content": "hello"}
 

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from router.gateway.keys import EVERYONE
-from router.gateway.models import Asked
-from router.gateway.parse import parse
+from router.admission.keys import EVERYONE
+from router.admission.models import Asked
+from router.admission.parse import parse
 from router.record import Record
 
 REQUEST = b'{"model": "auto", "messages": [{"role": "user", "content": "Hello"}]}'

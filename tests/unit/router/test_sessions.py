@@ -8,10 +8,10 @@ from collections import Counter
 import msgspec
 import pytest
 
+from router.admission.parse import parse
 from router.benchmarks.agents import interval
 from router.benchmarks.gateway import quantile, report
 from router.benchmarks.sessions import LOOKS, Session, Work, well_formed
-from router.gateway.parse import parse
 
 
 def played(seed: int, tier: str) -> tuple[Session, Counter[Work]]:

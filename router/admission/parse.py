@@ -12,11 +12,12 @@ from typing import Any
 
 import msgspec
 
+from router.admission.messages import read, wrong
 from router.chat import ChatRequest, Message
-from router.gateway.messages import read, wrong
 from router.pools.counting import prompt_tokens
 
 MAX_BYTES = 8 * 1024 * 1024  # of a request's body; longer ones are refused with 413 before they are read
+LONG_BODY = 1024 * 1024  # bytes
 MAX_CHOICES = 128
 MAX_DEPTH = 100  # nested arrays and objects; what comes after us must not run out of stack
 TOO_DEEP = f"arrays and objects in the body are nested more than {MAX_DEPTH} deep"

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra.errors import UserError
+from router.admission.keys import Caller
 from router.chat import ApiError
-from router.gateway.keys import Caller
 from router.settings import PoolSettings
 
 AUTO = "auto"
