@@ -17,7 +17,7 @@ from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer
 
 from contracts.routing import Attempt, Role, RouteDecision, RouteOutcome, Status, Verdict
 from infra.instruments import SCOPE, counter, histogram, up_down_counter
-from router.ledger.prices import DOLLAR
+from router.prices import DOLLAR
 
 Labels = dict[str, str | int]
 

@@ -12,8 +12,9 @@ from infra.benchmarks.report import Chart, JsonFile, PlotFile, Report, progress,
 from router.decomposition.plan import Kind
 from router.policy.calibration import Calibration
 from router.policy.decide import Policy, decide
-from router.policy.decision import PoolState, Question
+from router.policy.decision import Question
 from router.policy.model import RoutingModel, cold_start
+from router.pools.base import PoolState
 from router.settings import PoolSettings
 
 LENGTHS = (200, 2_000, 20_000, 200_000)  # characters

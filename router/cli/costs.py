@@ -13,8 +13,8 @@ import typer
 
 from infra.errors import UserError
 from infra.settings import load
-from router.ledger.prices import DOLLAR
 from router.ledger.report import By, Row
+from router.prices import DOLLAR
 
 NOBODY = "–"
 

@@ -13,7 +13,7 @@ import typer
 from infra.errors import UserError
 from router.cli.costs import write_json
 from router.ledger import tco as comparison
-from router.ledger.prices import DOLLAR
+from router.prices import DOLLAR
 
 R = comparison.REFERENCE
 MILLION = 1e6

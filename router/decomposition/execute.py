@@ -21,8 +21,8 @@ from contracts.routing import Demand
 from router.chat import ApiError, ChatRequest, Reply, Usage
 from router.decomposition.plan import Kind, Plan, Subtask
 from router.decomposition.text import fenced
-from router.ledger.prices import DOLLAR
 from router.pools.counting import told
+from router.prices import DOLLAR
 from router.settings import PlanSettings
 
 QUOTED = 8000  # characters of one answer that are handed on to another subtask

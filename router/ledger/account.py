@@ -21,7 +21,7 @@ import msgspec
 from contracts.base import INT64_MAX
 from contracts.routing import Attempt, Role, RouteOutcome, Status
 from router.chat import Usage
-from router.ledger.prices import cost
+from router.prices import cost
 from router.settings import PoolSettings
 
 WHOLE = ""  # the subtask that is the request as it stands

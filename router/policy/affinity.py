@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from router.policy.decision import PoolState
+from router.pools.base import PoolState
 
 CACHE_SECONDS = 300.0  # prompt caches live for about five minutes after their last use
 SESSION_SECONDS = 3600.0

@@ -18,7 +18,8 @@ import msgspec
 import numpy as np
 
 from contracts.routing import Demand
-from router.policy.decision import PoolState, Question
+from router.policy.decision import Question
+from router.pools.base import PoolState
 
 LIMIT = 8.0  # bound of every input, and of the logit that comes out
 MEAN: dict[str, dict[str, float]] = {  # prior means by tier; 0 where nothing is said

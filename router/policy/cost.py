@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from router import prices
 from router.chat import Usage
-from router.ledger import prices
-from router.policy.decision import PoolState
+from router.pools.base import PoolState
 
 
 def expected(pool: PoolState, prompt_tokens: int, answer_tokens: int) -> int:

@@ -10,8 +10,9 @@ from contracts.base import INT64_MAX
 from contracts.routing import PoolScore
 from router.policy import cost
 from router.policy.calibration import Calibration, features, inputs_of
-from router.policy.decision import Decision, PoolState, Question
+from router.policy.decision import Decision, Question
 from router.policy.filters import screen
+from router.pools.base import PoolState
 
 LOYALTY = 0.1  # P(success) that a pool must be better by than the one of its tier that has the session cached
 

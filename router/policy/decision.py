@@ -6,20 +6,6 @@ from dataclasses import dataclass, field
 
 from contracts.routing import Demand, PoolScore
 from router.decomposition.plan import Kind
-from router.settings import PoolSettings
-
-
-@dataclass(frozen=True)
-class PoolState:
-    """One pool at this moment."""
-
-    name: str
-    settings: PoolSettings
-    available: bool = True  # not cooling down, not open, not full
-    reason: str = ""  # why not
-    cached_tokens: int = 0  # of this session's prompt, believed to lie in its prompt cache
-    retry_after: float = 0.0  # seconds until it may be available again
-    expiring: float = 0.0  # P(what it has cached is needed again, and will be gone unless this call goes there)
 
 
 @dataclass(frozen=True)

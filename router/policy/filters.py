@@ -10,7 +10,8 @@ from enum import IntEnum
 from router.chat import ApiError
 from router.policy import cost
 from router.policy.calibration import Calibration
-from router.policy.decision import PoolState, Question
+from router.policy.decision import Question
+from router.pools.base import PoolState
 
 SAFETY = 1.1  # prompts are estimated without the pools' own tokenizers
 ANSWER_ROOM = 256  # tokens kept free for an answer whose length nobody limits

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -41,6 +42,19 @@ class PoolError(Exception):
         self.retry_after = retry_after  # seconds, where it was said
         self.usage = usage or Usage()
         self.body = body  # the upstream's own error object, for faults that are the application's
+
+
+@dataclass(frozen=True)
+class PoolState:
+    """One pool at this moment."""
+
+    name: str
+    settings: PoolSettings
+    available: bool = True  # not cooling down, not open, not full
+    reason: str = ""  # why not
+    cached_tokens: int = 0  # of this session's prompt, believed to lie in its prompt cache
+    retry_after: float = 0.0  # seconds until it may be available again
+    expiring: float = 0.0  # P(what it has cached is needed again, and will be gone unless this call goes there)
 
 
 class Pool(Protocol):

@@ -13,10 +13,10 @@ from contracts.base import PolicyRef
 from contracts.routing import Attempt, Role, Status, Verdict
 from router import instruments
 from router.chat import Chunk, Reply, Usage
-from router.ledger.prices import cost
 from router.pools.base import Fault, Pool, PoolError
 from router.pools.counting import completed, spoken
 from router.pools.health import Breaker, Full, Slots
+from router.prices import cost
 from router.settings import PoolSettings
 
 WAITING_PER_SLOT = 4  # calls that may wait for a slot, for each of them

@@ -13,8 +13,7 @@ from typing import Any
 
 from contracts.routing import Attempt, Role
 from router.chat import Chunk, Reply
-from router.policy.decision import PoolState
-from router.pools.base import Fault, Pool, PoolError
+from router.pools.base import Fault, Pool, PoolError, PoolState
 from router.pools.calls import Asked, Call, Seat, Skipped
 
 # What may pass at a second try; who was silent for as long as may be is not waited for once more.

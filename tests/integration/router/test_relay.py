@@ -9,9 +9,9 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, use_s
 
 from contracts.routing import Role, Status
 from router.chat import Chunk, Reply, Usage
-from router.ledger.prices import cost
 from router.pools.base import Fault, PoolError
 from router.pools.relay import Relay
+from router.prices import cost
 from tests.integration.router.pools import BODY, bench, failing, settings, until
 from tests.upstream import Answer
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from contracts.routing import Demand
 from router.decomposition.plan import Kind
-from router.policy.decision import PoolState, Question
+from router.policy.decision import Question
+from router.pools.base import PoolState
 from router.settings import PoolSettings
 
 STRONG: dict[str, Any] = {

@@ -12,7 +12,7 @@ from contracts.base import INT64_MAX
 from contracts.routing import Attempt, Role, RouteOutcome, Status, Verdict
 from router.chat import Usage
 from router.ledger.account import Facts, account, outcome, strongest
-from router.ledger.prices import cost
+from router.prices import cost
 from router.settings import PoolSettings
 
 POOLS = {

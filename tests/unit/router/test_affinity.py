@@ -12,12 +12,13 @@ import pytest
 from contracts.routing import Demand
 from router.chat import Usage
 from router.decomposition.plan import Kind
-from router.ledger.prices import cost
 from router.policy import affinity as sessions
 from router.policy.affinity import Affinity, View
 from router.policy.calibration import Calibration
 from router.policy.decide import NEUTRAL, Policy, decide
-from router.policy.decision import PoolState, Question
+from router.policy.decision import Question
+from router.pools.base import PoolState
+from router.prices import cost
 from tests.unit.router.policies import pool, question
 
 CACHE_SECONDS = 300.0  # of the simulated upstreams, as the large vendors document it

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from contracts.routing import Demand
 from router.policy.calibration import Calibration
 from router.policy.decide import NEUTRAL, Outlook, Policy, choose, decide
-from router.policy.decision import Decision, PoolState
+from router.policy.decision import Decision
+from router.pools.base import PoolState
 from tests.unit.router.policies import pool, question
 
 

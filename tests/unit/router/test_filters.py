@@ -8,8 +8,8 @@ import pytest
 
 from router.chat import ApiError
 from router.policy.calibration import Calibration
-from router.policy.decision import PoolState
 from router.policy.filters import Screened, screen
+from router.pools.base import PoolState
 from tests.unit.router.policies import pool, question
 
 DOWN = {"available": False, "reason": "cooling down", "retry_after": 7.5}
