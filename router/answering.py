@@ -22,19 +22,18 @@ from router import instruments
 from router.admission.keys import Caller, Keys
 from router.admission.models import asked
 from router.cascade.cascade import STRONG, judged, solve
-from router.chat import ApiError, ChatRequest, Chunk, Reply
+from router.chat import ApiError, ChatRequest, Chunk, Reply, internal
 from router.decomposition import model_made
 from router.decomposition.execute import JOIN, execute
 from router.decomposition.plan import Kind, Plan, Subtask
 from router.decomposition.planner import plan
-from router.gateway.errors import internal, of_pool
-from router.gateway.stream import pieces
 from router.ledger.books import Books
+from router.pieces import pieces
 from router.policy.affinity import Affinity
 from router.policy.decide import Policy, decide
 from router.policy.decision import Decision
 from router.pools.base import PoolError
-from router.pools.calls import sentence
+from router.pools.errors import api_error, sentence
 from router.pools.relay import Relay
 from router.question import question_of
 from router.record import Record
@@ -200,7 +199,7 @@ class Answering:
             try:
                 return await solve(subtask, body, choose, self.relay, self.verifiers, record.attempts, role)
             except PoolError as error:
-                raise of_pool(error) from error
+                raise api_error(error) from error
             finally:
                 record.expected.pop(subtask.name, None)
 
@@ -226,7 +225,7 @@ class Answering:
                     async for chunk in chunks:
                         yield chunk
             except PoolError as error:
-                raise of_pool(error) from error
+                raise api_error(error) from error
 
     # -- booked ----------------------------------------------------------------------------------------------------
 

@@ -31,6 +31,11 @@ class ApiError(Exception):
         self.retry_after = retry_after
 
 
+def internal() -> ApiError:
+    """What is told of a fault of ours."""
+    return ApiError(500, "the router failed to answer; the request may be tried again", type="server_error")
+
+
 @dataclass(frozen=True)
 class Usage:
     """Tokens of one call; `cached` and `cache_written` are parts of `prompt`."""

@@ -9,41 +9,8 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
-from router.chat import ApiError
+from router.chat import ApiError, internal
 from router.gateway import headers as h
-from router.pools.base import Fault, PoolError
-
-STATUS = {
-    Fault.RATE_LIMITED: 429,
-    Fault.UNAVAILABLE: 503,
-    Fault.TIMEOUT: 504,
-    Fault.BROKEN: 502,
-    Fault.REFUSED: 400,
-    Fault.TOO_LONG: 400,
-    Fault.UNAUTHORISED: 502,  # our key, not the application's
-}
-
-
-def internal() -> ApiError:
-    """What is told of a fault of ours."""
-    return ApiError(500, "the router failed to answer; the request may be tried again", type="server_error")
-
-
-def of_pool(error: PoolError) -> ApiError:
-    """What an application is told when no pool answered: of its own faults the upstream's words, of others ours."""
-    status = STATUS[error.fault]
-    if error.fault is Fault.TOO_LONG:
-        return ApiError(status, str(error), code="context_length_exceeded", param="messages")
-    if error.fault is Fault.REFUSED:
-        theirs = error.body or {}
-        told = {name: theirs[name] for name in ("code", "param") if isinstance(theirs.get(name), str)}
-        return ApiError(error.status if error.status and 400 <= error.status < 500 else status, str(error), **told)
-    if error.fault is Fault.RATE_LIMITED:
-        wait = 1.0 if error.retry_after is None else error.retry_after
-        return ApiError(status, str(error), type="rate_limit_error", code="rate_limit_exceeded", retry_after=wait)
-    message = "an upstream refused the router" if error.fault is Fault.UNAUTHORISED else str(error)
-    code = f"upstream_{error.fault.value}"
-    return ApiError(status, message, type="server_error", code=code, retry_after=error.retry_after)
 
 
 def error_object(error: ApiError) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from router import instruments
 from router.chat import Chunk, Reply, Usage
 from router.pools.base import Fault, Pool, PoolError
 from router.pools.counting import completed, spoken
+from router.pools.errors import sentence
 from router.pools.health import Breaker, Full, Slots
 from router.prices import cost
 from router.settings import PoolSettings
@@ -215,11 +216,3 @@ class Call:
             breaker.succeeded(self._clock())
         else:
             breaker.abandoned()
-
-
-def sentence(error: BaseException) -> str:
-    """What went wrong, in words of our own: an upstream's may repeat the prompt."""
-    if not isinstance(error, PoolError):
-        return f"failed with {type(error).__name__}"
-    words = error.fault.value.replace("_", " ")
-    return words if error.status is None else f"{words} (HTTP {error.status})"

@@ -14,10 +14,12 @@ from router.admission.models import asked, check, listing
 from router.chat import ApiError, Reply, Usage
 from router.gateway import feedback
 from router.gateway.body import ClientGone, read_body
-from router.gateway.errors import error_headers, error_object, of_pool
+from router.gateway.errors import error_headers, error_object
 from router.gateway.headers import dollars
-from router.gateway.stream import Events, chunks_of
+from router.gateway.stream import Events
+from router.pieces import chunks_of
 from router.pools.base import Fault, PoolError
+from router.pools.errors import api_error
 from router.service import make_pools
 from router.settings import PoolSettings, RouterSettings
 
@@ -100,7 +102,7 @@ def test_dollars(amount: int, text: str) -> None:
     ],
 )
 def test_what_is_told_when_no_pool_answered(error: PoolError, status: int, code: str | None) -> None:
-    told = of_pool(error)
+    told = api_error(error)
     assert (told.status, told.code) == (status, code)
     assert set(error_object(told)["error"]) == {"message", "type", "param", "code"}
     assert "sk-123" not in told.message
