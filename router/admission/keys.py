@@ -10,9 +10,8 @@ from hashlib import sha256
 
 from infra.errors import UserError
 from router.chat import ApiError
+from router.prices import DOLLAR
 from router.settings import KeySettings
-
-PICODOLLARS = 10**12  # in a dollar
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class Keys:
             digest = _digest(secret)
             if digest in self._callers:
                 raise UserError(f"router.keys.{name}: same API key as {self._callers[digest].name}; give each its own")
-            budget = round(key.budget_usd * PICODOLLARS) or None
+            budget = round(key.budget_usd * DOLLAR) or None
             self._callers[digest] = Caller(name, key.pools or None, budget)
             if key.requests_per_minute:
                 self._requests[name] = Bucket(key.requests_per_minute, now)

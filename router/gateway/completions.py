@@ -14,7 +14,7 @@ import structlog
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from router.admission.keys import PICODOLLARS, Keys
+from router.admission.keys import Keys
 from router.admission.parse import LONG_BODY, MAX_BYTES, parse
 from router.answering import Answering
 from router.chat import ApiError, Usage
@@ -24,6 +24,7 @@ from router.gateway.errors import error_headers, error_object
 from router.gateway.stream import Events
 from router.ledger.account import answers
 from router.pools.counting import encode
+from router.prices import DOLLAR
 from router.record import Record
 
 CUT_SECONDS = 2.0  # for telling those whose answers are cut off
@@ -171,7 +172,7 @@ def _usage(usage: Usage, reported: Any, cost: int) -> dict[str, Any]:
         "completion_tokens": usage.completion,
         "total_tokens": usage.prompt + usage.completion,
         "prompt_tokens_details": {**(details if isinstance(details, dict) else {}), "cached_tokens": usage.cached},
-        "cost": cost / PICODOLLARS,
+        "cost": cost / DOLLAR,
     }
 
 

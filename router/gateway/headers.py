@@ -36,6 +36,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from router.prices import DOLLAR
 from router.record import Record
 from router.settings import PoolSettings
 
@@ -56,7 +57,7 @@ SHOULD_RETRY = "x-should-retry"
 
 def dollars(picodollars: int) -> str:
     """An amount in plain decimals, without trailing zeros."""
-    return f"{picodollars // 10**12}.{picodollars % 10**12:012d}".rstrip("0").rstrip(".")
+    return f"{picodollars // DOLLAR}.{picodollars % DOLLAR:012d}".rstrip("0").rstrip(".")
 
 
 def told(record: Record, pools: Mapping[str, PoolSettings]) -> Raw:
