@@ -55,6 +55,15 @@ class Usage:
             self.estimated or other.estimated,
         )
 
+    def body(self) -> dict[str, Any]:
+        """OpenAI's usage object."""
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": self.prompt + self.completion,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+        }
+
 
 @dataclass(frozen=True)
 class Message:

@@ -21,7 +21,6 @@ from contracts.routing import Demand
 from router.chat import ApiError, ChatRequest, Reply, Usage
 from router.decomposition.plan import Kind, Plan, Subtask
 from router.decomposition.text import fenced
-from router.pools.counting import told
 from router.prices import DOLLAR
 from router.settings import PlanSettings
 
@@ -127,7 +126,7 @@ class _Run:
         join = Subtask(JOIN, Kind.JOIN, Demand.DEEP, join_prompt(self._plan, self._request, replies), tuple(replies))
         joined = await self._one(join, body_for(join.prompt, {}, self._request))
         usage = sum((reply.usage for reply in replies.values()), joined.usage)
-        return replace(joined, usage=usage, body={**joined.body, "usage": told(usage)})
+        return replace(joined, usage=usage, body={**joined.body, "usage": usage.body()})
 
     async def _subtask(self, subtask: Subtask, needed: Mapping[str, asyncio.Task[Reply]]) -> Reply:
         if needed:
@@ -218,5 +217,5 @@ def concatenate(plan: Plan, replies: Mapping[str, Reply]) -> Reply:
     finish = "length" if any(reply.finish == "length" for reply in replies.values()) else lead.finish
     text = "\n\n".join(sections)
     choice = {"index": 0, "message": {"role": "assistant", "content": text}, "logprobs": None, "finish_reason": finish}
-    body = {**lead.body, "choices": [choice], "usage": told(usage)}
+    body = {**lead.body, "choices": [choice], "usage": usage.body()}
     return replace(lead, body=body, text=text, finish=finish, usage=usage, tool_calls=(), policy=None, rollout="")

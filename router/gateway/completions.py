@@ -166,14 +166,10 @@ def _usage(usage: Usage, reported: Any, cost: int) -> dict[str, Any]:
     """OpenAI's usage object: what the pool said in it, the tokens as they were counted, and what it all cost."""
     told = reported if isinstance(reported, dict) else {}
     details = told.get("prompt_tokens_details")
-    return {
-        **told,
-        "prompt_tokens": usage.prompt,
-        "completion_tokens": usage.completion,
-        "total_tokens": usage.prompt + usage.completion,
-        "prompt_tokens_details": {**(details if isinstance(details, dict) else {}), "cached_tokens": usage.cached},
-        "cost": cost / DOLLAR,
-    }
+    body = usage.body()
+    if isinstance(details, dict):
+        body["prompt_tokens_details"] = details | body["prompt_tokens_details"]
+    return {**told, **body, "cost": cost / DOLLAR}
 
 
 def _counted(record: Record) -> Usage:

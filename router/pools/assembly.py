@@ -11,7 +11,6 @@ from contracts.serving import TokensError
 from router.chat import Chunk, Reply, Usage
 from router.pools.asking import refused
 from router.pools.base import Fault, PoolError
-from router.pools.counting import told
 from router.pools.toolcalls import ToolText
 
 
@@ -145,7 +144,7 @@ class Assembly:
 
     def last(self) -> Chunk:
         """The chunk after all others: usage, and what served the answer."""
-        body = self._body("chat.completion.chunk", []) | {"usage": told(self.usage)}
+        body = self._body("chat.completion.chunk", []) | {"usage": self.usage.body()}
         return Chunk(body, usage=self.usage, policy=self._served(), rollout=self._rollout)
 
     def reply(self) -> Reply:
@@ -159,7 +158,7 @@ class Assembly:
             }
             for index, choice in enumerate(self._choices)
         ]
-        body = self._body("chat.completion", choices) | {"usage": told(self.usage)}
+        body = self._body("chat.completion", choices) | {"usage": self.usage.body()}
         return Reply(
             body,
             text="".join(self._choices[0].text),

@@ -97,16 +97,6 @@ def usage_of(reported: Any) -> Usage | None:
     return Usage(prompt, _count(reported.get("completion_tokens")), cached, min(written, prompt - cached))
 
 
-def told(usage: Usage) -> dict[str, Any]:
-    """A usage in OpenAI's shape."""
-    return {
-        "prompt_tokens": usage.prompt,
-        "completion_tokens": usage.completion,
-        "total_tokens": usage.prompt + usage.completion,
-        "prompt_tokens_details": {"cached_tokens": usage.cached},
-    }
-
-
 def _count(value: Any) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**53 else 0
 

@@ -15,7 +15,7 @@ from infra.errors import UserError
 from router.chat import Chunk, Reply, Usage
 from router.pools import sse
 from router.pools.base import Fault, PoolError
-from router.pools.counting import completed, decode, encode, spoken, told, usage_of
+from router.pools.counting import completed, decode, encode, spoken, usage_of
 from router.pools.faults import error_object, failure, retry_after
 from router.settings import PoolSettings
 
@@ -250,7 +250,7 @@ class _Tally:
 
     def _told(self) -> Any:
         usage = self.usage()
-        return told(usage) if usage.estimated else self._words
+        return usage.body() if usage.estimated else self._words
 
     def _noted(self, document: dict[str, Any], part: str) -> dict[str, Any] | None:
         """The first choice, after counting all of them and taking the usage out."""

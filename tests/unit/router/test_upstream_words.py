@@ -4,7 +4,7 @@ import pytest
 
 from router.chat import Usage
 from router.pools.base import Fault
-from router.pools.counting import completed, decode, encode, prompt_tokens, spoken, told, usage_of
+from router.pools.counting import completed, decode, encode, prompt_tokens, spoken, usage_of
 from router.pools.faults import error_object, failure, fault_of, retry_after
 
 
@@ -179,8 +179,8 @@ def test_a_prompt_is_counted_part_by_part(content, expected):
 
 
 def test_usage_is_told_in_openais_shape():
-    assert usage_of(told(Usage(10, 3, 8))) == Usage(10, 3, 8)
-    assert told(Usage(10, 3))["total_tokens"] == 13
+    assert usage_of(Usage(10, 3, 8).body()) == Usage(10, 3, 8)
+    assert Usage(10, 3).body()["total_tokens"] == 13
 
 
 def test_json_that_is_not_quite_clean_passes():
