@@ -25,8 +25,8 @@ from infra.service import Service
 from router.admission.keys import Keys
 from router.admission.models import check
 from router.admission.parse import parse
+from router.advice import Advisor, answer_requests
 from router.answering import Answering
-from router.asked import Advisor, answer_requests
 from router.decomposition.planner import plan
 from router.gateway.app import make_app
 from router.gateway.completions import Completions
@@ -118,7 +118,7 @@ async def _on_the_bus(service: Service, answering: Answering, ledger: Ledger, st
     await service.bus_ready()
     bus, run, create = service.bus, answering.run, service.settings.nats.manage_streams
     works: dict[str, Callable[[], Awaitable[None]]] = {
-        "asked": lambda: answer_requests(bus, run, Advisor(answering), create=create, stopping=service.stopping),
+        "advice": lambda: answer_requests(bus, run, Advisor(answering), create=create, stopping=service.stopping),
         "ledger": lambda: follow(bus, ledger, run),
         "policy": lambda: learn(bus, run, store, holder=service.instance),
     }

@@ -30,7 +30,7 @@ UNABLE: dict[str, tuple[Any, ...]] = {
 
 
 @dataclass(frozen=True)
-class Asked:
+class Terms:
     """A request in the terms of a task."""
 
     turns: list[Turn]
@@ -41,7 +41,7 @@ class Asked:
     logprobs: bool
 
 
-def asked(body: dict[str, Any], settings: PoolSettings) -> Asked:
+def terms_of(body: dict[str, Any], settings: PoolSettings) -> Terms:
     """A chat request as a task for our generators. Raises `PoolError` REFUSED for what they cannot do."""
     for name, nothing in UNABLE.items():
         if body.get(name) is not None and body[name] not in nothing:
@@ -57,7 +57,7 @@ def asked(body: dict[str, Any], settings: PoolSettings) -> Asked:
     seed = body.get("seed")
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise refused("seed must be a whole number", "seed")
-    return Asked(
+    return Terms(
         turns=_turns(body.get("messages")),
         tools=_tools(body, settings),
         sampling=_sampling(body, settings),

@@ -19,7 +19,7 @@ from contracts import subjects
 from contracts.messages import Cancel, Purpose, Task, Tokens
 from infra.bus import Bus, PublishFailed, QueueFull, Subscriber, Unavailable
 from router.chat import Chunk, Reply
-from router.pools.asking import Asked, asked
+from router.pools.asking import Terms, terms_of
 from router.pools.assembly import Assembly
 from router.pools.base import Fault, PoolError
 from router.settings import PoolSettings
@@ -67,7 +67,7 @@ class BusPool:
 
     async def complete(self, body: dict[str, Any]) -> Reply:
         """The whole answer. Where a generator dies, another one's answer is waited for, as long as the limits allow."""
-        request = asked(body, self.settings)
+        request = terms_of(body, self.settings)
         task = self._task(request)
         assembly = Assembly(self.name, task, logprobs=request.logprobs, keeps=True)
         async with aclosing(self._chunks(task, assembly)) as chunks:
@@ -77,7 +77,7 @@ class BusPool:
 
     async def stream(self, body: dict[str, Any]) -> AsyncGenerator[Chunk, None]:
         """The answer as it comes; the last chunk, and no other, bears usage, policy and rollout."""
-        request = asked(body, self.settings)
+        request = terms_of(body, self.settings)
         task = self._task(request)
         assembly = Assembly(self.name, task, logprobs=request.logprobs, keeps=False)
         async with aclosing(self._chunks(task, assembly)) as chunks:
@@ -101,7 +101,7 @@ class BusPool:
                 await self._bus.connection.unsubscribe(self._listening.result())
             self._listening = None
 
-    def _task(self, request: Asked) -> Task:
+    def _task(self, request: Terms) -> Task:
         now = time.time_ns()
         return Task(
             id=f"chatcmpl-{secrets.token_hex(12)}",

@@ -45,7 +45,7 @@ class Skipped(Exception):
 
 
 @dataclass(frozen=True)
-class Asked:
+class Job:
     """What a call is made for."""
 
     body: dict[str, Any]
@@ -59,10 +59,10 @@ class Call:
     Its attempt is recorded exactly once it was sent, however it ends: a cancelled one with the tokens known so far.
     """
 
-    def __init__(self, seat: Seat, asked: Asked, role: Role, clock: Callable[[], float]) -> None:
+    def __init__(self, seat: Seat, job: Job, role: Role, clock: Callable[[], float]) -> None:
         self.seat = seat
         self.role = role
-        self._asked = asked
+        self._job = job
         self._clock = clock
         self._running = False
         self._span: Span = INVALID_SPAN
@@ -82,7 +82,7 @@ class Call:
         await self._open()
         try:
             with instruments.within(self._span):
-                reply = await self.seat.pool.complete(self._asked.body)
+                reply = await self.seat.pool.complete(self._job.body)
         except BaseException as error:
             self._failed(error)
             raise
@@ -99,7 +99,7 @@ class Call:
     async def begin(self) -> None:
         """Wait for the first token; until then nothing was given on. Raises `PoolError`, `Skipped`."""
         await self._open()
-        self._chunks = self.seat.pool.stream(self._asked.body)
+        self._chunks = self.seat.pool.stream(self._job.body)
         try:
             with instruments.within(self._span):
                 await self._wait_for_token(self._chunks)
@@ -143,7 +143,7 @@ class Call:
             seat.slots.give()
             raise Skipped
         self._running, self._sent = True, self._clock()
-        self._span = instruments.call(seat.name, self.role, self._asked.subtask)
+        self._span = instruments.call(seat.name, self.role, self._job.subtask)
 
     async def _wait_for_token(self, chunks: AsyncGenerator[Chunk, None]) -> None:
         async for chunk in chunks:
@@ -163,7 +163,7 @@ class Call:
 
     def _seen(self) -> Usage:
         """Usage as told, else as far as was seen."""
-        return completed(self._usage, self._asked.body, self._size)
+        return completed(self._usage, self._job.body, self._size)
 
     def _failed(self, error: BaseException) -> None:
         if isinstance(error, PoolError):
@@ -185,7 +185,7 @@ class Call:
         self._report(status, error)
         now = self._clock()
         attempt = Attempt(
-            subtask=self._asked.subtask,
+            subtask=self._job.subtask,
             pool=self.seat.name,
             model=self._model,
             role=self.role,
@@ -203,7 +203,7 @@ class Call:
             policy=None if self._policy is None else PolicyRef(*self._policy),
             rollout=self._rollout,
         )
-        self._asked.attempts.append(attempt)
+        self._job.attempts.append(attempt)
         instruments.called(self._span, attempt)
 
     def _report(self, status: Status, error: BaseException | None) -> None:

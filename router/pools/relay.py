@@ -14,7 +14,7 @@ from typing import Any
 from contracts.routing import Attempt, Role
 from router.chat import Chunk, Reply
 from router.pools.base import Fault, Pool, PoolError, PoolState
-from router.pools.calls import Asked, Call, Seat, Skipped
+from router.pools.calls import Call, Job, Seat, Skipped
 
 # What may pass at a second try; who was silent for as long as may be is not waited for once more.
 AGAIN = frozenset({Fault.RATE_LIMITED, Fault.UNAVAILABLE, Fault.BROKEN})
@@ -51,9 +51,9 @@ class Relay:
     ) -> Reply:
         """The answer of the first pool in `order` that gives one; its attempt is then the last in `attempts`.
 
-        Raises `PoolError`: the first relevant one (see `_Failures`), with `retry_after` where waiting helps.
+        Raises `PoolError`: the first relevant one (see `_Search.relevant`), with `retry_after` where waiting helps.
         """
-        call = await self._first(order, Asked(body, attempts, subtask), role, Call.whole)
+        call = await self._first(order, Job(body, attempts, subtask), role, Call.whole)
         return call.settle()
 
     async def stream(
@@ -69,7 +69,7 @@ class Relay:
 
         Its attempt is recorded at its end; closing the iterator is one, and stops the upstream. Raises `PoolError`.
         """
-        call = await self._first(order, Asked(body, attempts, subtask), role, Call.begin)
+        call = await self._first(order, Job(body, attempts, subtask), role, Call.begin)
         async with aclosing(call.rest()) as chunks:
             async for chunk in chunks:
                 yield chunk
@@ -79,12 +79,12 @@ class Relay:
         await asyncio.gather(*(seat.pool.close() for seat in self._seats.values()))
 
     async def _first(
-        self, order: Iterable[str], asked: Asked, role: Role, begin: Callable[[Call], Awaitable[None]]
+        self, order: Iterable[str], job: Job, role: Role, begin: Callable[[Call], Awaitable[None]]
     ) -> Call:
         """The first call that began well. A refusal is raised at once: every pool would refuse."""
         seats = [self._seats[name] for name in dict.fromkeys(order)]
         queue = deque(seats)
-        search = _Search(asked, begin)
+        search = _Search(job, begin)
         while queue:
             seat = queue.popleft()
             if seat.settings.window <= search.too_small:
@@ -120,7 +120,7 @@ class Relay:
             if attempt:
                 longest = min(BACKOFF_SECONDS * 2 ** (attempt - 1), LONGEST_BACKOFF_SECONDS)
                 await asyncio.sleep(longest * (0.5 + 0.5 * self._draw()))
-            call = Call(seat, search.asked, role, self._clock)
+            call = Call(seat, search.job, role, self._clock)
             try:
                 await search.begin(call)
             except Skipped:
@@ -141,7 +141,7 @@ class Relay:
 class _Search:
     """A call that is looked for, and what went wrong on the way."""
 
-    asked: Asked
+    job: Job
     begin: Callable[[Call], Awaitable[None]]
     errors: list[tuple[Seat, PoolError]] = field(default_factory=list)
     skipped: list[Seat] = field(default_factory=list)  # they might have answered, but were not called

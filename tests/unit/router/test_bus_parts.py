@@ -11,7 +11,7 @@ from contracts import codec
 from contracts.messages import Finish, Sampling, Task, Tokens, Turn
 from contracts.serving import TokensError
 from router.chat import Chunk, Usage
-from router.pools.asking import asked
+from router.pools.asking import terms_of
 from router.pools.assembly import Assembly
 from router.pools.base import Fault, PoolError
 from router.settings import PoolSettings
@@ -40,7 +40,7 @@ SAMPLINGS: dict[str, tuple[dict[str, Any], Sampling]] = {
 @pytest.mark.parametrize("name", SAMPLINGS)
 def test_parameters_become_how_to_sample(name: str) -> None:
     parameters, expected = SAMPLINGS[name]
-    assert asked({"messages": HELLO, **parameters}, TEXT).sampling == expected
+    assert terms_of({"messages": HELLO, **parameters}, TEXT).sampling == expected
 
 
 def test_a_conversation_becomes_turns_that_the_bus_can_carry() -> None:
@@ -51,7 +51,7 @@ def test_a_conversation_becomes_turns_that_the_bus_can_carry() -> None:
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c1", "content": "\ud83d half an emoji"},
     ]
-    request = asked({"messages": messages, "tools": WEATHER, "n": 2, "seed": -1, "logprobs": True}, TOOLS)
+    request = terms_of({"messages": messages, "tools": WEATHER, "n": 2, "seed": -1, "logprobs": True}, TOOLS)
     assert request.turns[:2] == [Turn("system", "be brief"), Turn("user", "a\nb")]
     assert json.loads(request.turns[2].tool_calls) == [call] and request.turns[2].content == ""
     assert request.turns[3].tool_call_id == "c1" and request.turns[3].content.endswith(" half an emoji")
@@ -62,7 +62,7 @@ def test_a_conversation_becomes_turns_that_the_bus_can_carry() -> None:
         sampling=request.sampling, turns=request.turns, tools=request.tools,
     )  # fmt: skip
     assert codec.decode(codec.encode(task), Task) == task
-    assert asked({"messages": HELLO, "tools": WEATHER, "tool_choice": "none"}, TEXT).tools == ""
+    assert terms_of({"messages": HELLO, "tools": WEATHER, "tool_choice": "none"}, TEXT).tools == ""
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -94,14 +94,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_cannot_be_done_is_refused_with_the_name_of_the_parameter(name: str) -> None:
     parameters, where = REFUSED[name]
     with pytest.raises(PoolError) as error:
-        asked({"messages": HELLO, **parameters}, TEXT)
+        terms_of({"messages": HELLO, **parameters}, TEXT)
     assert error.value.fault is Fault.REFUSED and error.value.body is not None
     assert error.value.body["param"] == where and error.value.body["message"] == str(error.value)
 
 
 def test_nobody_can_be_made_to_call_a_tool() -> None:
     with pytest.raises(PoolError, match="tool_choice"):
-        asked({"messages": HELLO, "tools": WEATHER, "tool_choice": "required"}, TOOLS)
+        terms_of({"messages": HELLO, "tools": WEATHER, "tool_choice": "required"}, TOOLS)
 
 
 def stretch(start: int, sampled: str = "", *, attempt: int = 1, version: int = 1, **changes: Any) -> Tokens:

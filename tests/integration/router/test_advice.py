@@ -17,8 +17,8 @@ from contracts.subjects import ROUTE_DECISION, ROUTE_REQUEST
 from infra.bus import Bus
 from router.admission.keys import Keys
 from router.admission.parse import LONG_BODY, MAX_BYTES, parse
+from router.advice import Advisor, Decide, answer_requests
 from router.answering import Answering
-from router.asked import Advisor, Decide, answer_requests
 from router.ledger.books import Books
 from router.ledger.spending import Reservation
 from router.ledger.store import Ledger
