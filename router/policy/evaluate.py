@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from infra.errors import UserError
-from router.cascade.simulate import cascade
 from router.policy import curves
 from router.policy.duplicates import clusters
 from router.policy.features import Features, extract
 from router.policy.fit import FOLDS, Places, Prompts, fit
 from router.policy.model import COMPACT, STRONG, TIER, Matrix
+from router.policy.simulate import cascade
 from router.policy.tables import DEMANDS, Table
 from router.policy.train import tiers_of
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from router.cascade.cascade import MAX_FORMER, informed, writes
-from router.cascade.simulate import acceptance, cascade
 from router.chat import Reply, Usage
+from router.policy.simulate import acceptance, cascade
 from router.verification.check import Check
 from router.verification.checks.entry import CHECKS
 from router.verification.registry import VERIFIERS, validate
