@@ -43,6 +43,7 @@ PLAN = "Here is my plan:\n1. Split the ledger\n2. Add replication\n3. Migrate th
         ("Traduce esta frase al inglés", Kind.TRANSLATION, MECHANICAL),
         ("What is 17 * 23?", Kind.ARITHMETIC, MECHANICAL),
         ("Is this valid JSON? Check the syntax: {a: 1}", Kind.SYNTAX, MECHANICAL),
+        ("Fix the syntax error: print('a'", Kind.SYNTAX, MECHANICAL),
         ("Write a poem about rain", Kind.WRITING, MECHANICAL),
         ("Explain how TLS works", Kind.EXPLANATION, MECHANICAL),
         ("Объясни разницу между TCP и UDP", Kind.EXPLANATION, MECHANICAL),
