@@ -32,7 +32,9 @@ from router.chat import Chunk, Reply, Usage
 from router.ledger.books import Books
 from router.ledger.store import Ledger
 from router.outbox import Outbox
-from router.policy.decide import NEUTRAL
+from router.policy.calibration import Calibration
+from router.policy.decide import Policy
+from router.policy.model import cold_start
 from router.pools.counting import prompt_tokens
 from router.pools.relay import Relay
 from router.settings import PoolSettings, RouterSettings
@@ -183,7 +185,7 @@ async def _router(machine: Cluster, run: str, desk: Desk) -> AsyncIterator[Answe
     await bootstrap(machine.bus, run, [], create=True)
     settings = RouterSettings(pools=POOLS, directory=machine.directory / run, exploration=0.0)
     pools = {name: SimulatedPool(name, each, desk) for name, each in POOLS.items()}
-    policy = NEUTRAL
+    policy = Policy("cold start", cold_start(), Calibration())
     outbox = Outbox(machine.bus, settings.directory, run)
     publishing = asyncio.create_task(outbox.run())
     verifiers = Verifiers(1)
