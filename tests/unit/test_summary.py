@@ -19,8 +19,8 @@ from contracts.messages import (
     Reason,
     Split,
     StepReport,
-    WeightPatch,
 )
+from contracts.policies import WeightPatch
 from infra.summary import summarise
 from tests.unit.builders import policy, rollout
 
