@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from hashlib import sha256
 
 from contracts.messages import RouteDecision, RouteRequest
@@ -28,8 +26,6 @@ from router.admission.parse import LONG_BODY, MAX_BYTES, parse
 from router.answering import NEVER, Answering
 from router.chat import ApiError, ChatRequest
 from router.decomposition.planner import plan
-from router.policy.decide import decide
-from router.question import question_of
 from router.record import Record
 
 SLOTS = 32  # requests at once
@@ -81,14 +77,7 @@ class Advisor:
         left = None if caller.budget is None else max(caller.budget - a.books.spent(caller.name), 0)
         record = Record(a.run, request, caller, wanted, left, id=asking.id)
         made = plan(request, NEVER)
-        view = a.affinity.view(record.conversation, time.monotonic())
-        question = question_of(request, wanted, made, made.subtasks[0], view=view, budget=left)
-        policy, trial = a.policies()
-        states = view.known(a.relay.states())
-        decision = decide(question, states, policy, draw=random.random(), trial=trial)
-        if wanted.named:
-            decision = replace(decision, reason="named")
-        record.decided(question, decision, made.subtasks[0])
+        a.deciding.decide(record, made, made.subtasks[0], a.deciding.view(record), explores=False)
         return record.decisions[0]
 
 

@@ -7,11 +7,9 @@ outcome.
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -23,19 +21,17 @@ from router.admission.keys import Caller, Keys
 from router.admission.models import asked
 from router.cascade.cascade import STRONG, judged, solve
 from router.chat import ApiError, ChatRequest, Chunk, Reply, internal
+from router.deciding import Deciding, Policies
 from router.decomposition import model_made
 from router.decomposition.execute import JOIN, execute
 from router.decomposition.plan import Kind, Plan, Subtask
 from router.decomposition.planner import plan
 from router.ledger.books import Books
 from router.pieces import pieces
-from router.policy.affinity import Affinity
-from router.policy.decide import Policy, decide
 from router.policy.decision import Decision
 from router.pools.base import PoolError
 from router.pools.errors import api_error, sentence
 from router.pools.relay import Relay
-from router.question import question_of
 from router.record import Record
 from router.settings import PlanSettings, RouterSettings
 from router.verification.verifiers import Verifiers
@@ -47,7 +43,6 @@ NEVER = PlanSettings(planner="none")
 GONE = "cancelled: the application went away, or the router stopped"
 
 Choose = Callable[[str, bool], Decision]  # from the least tier and whether the answer will be checked
-Policies = Callable[[], tuple[Policy, Policy | None]]
 
 
 def _once(first: Decision, choose: Choose) -> Choose:
@@ -76,8 +71,7 @@ class Answering:
         self.keys = keys
         self.books = books
         self.verifiers = verifiers
-        self.policies = policies
-        self.affinity = Affinity()
+        self.deciding = Deciding(relay, policies, settings.exploration)
 
     # -- the way of a request --------------------------------------------------------------------------------------
 
@@ -91,7 +85,7 @@ class Answering:
         left = self.keys.admit(caller, request.prompt_tokens, spent, time.monotonic(), datetime.now(UTC))
         span = instruments.request(request.model, headers)
         record = Record(self.run, request, caller, wanted, left, span=span)
-        record.cached = self.affinity.view(record.conversation, time.monotonic()).cached
+        record.cached = self.deciding.view(record).cached
         return record
 
     async def answer(self, record: Record) -> Reply:
@@ -146,28 +140,10 @@ class Answering:
 
     def _chooser(self, record: Record, plan: Plan, subtask: Subtask, body: Mapping[str, Any]) -> Choose:
         """What decides where a subtask goes; called again where a verifier has refused the answer."""
-        view = self.affinity.view(record.conversation, time.monotonic())
+        view = self.deciding.view(record)
 
         def choose(minimum: str, checked: bool) -> Decision:
-            question = question_of(
-                record.request, record.asked, plan, subtask,
-                view=view, body=body, budget=record.left, minimum=minimum, checked=checked,
-            )  # fmt: skip
-            states = self.relay.states()
-            policy, trial = self.policies()
-            decision = decide(
-                question,
-                states if subtask.prompt else view.known(states),
-                policy,
-                draw=random.random(),
-                exploration=0.0 if minimum or record.asked.named else self.settings.exploration,
-                trial=trial,
-            )
-            if record.asked.named:
-                decision = replace(decision, reason="named")
-            elif minimum:
-                decision = replace(decision, reason="deferred" if record.deferred(subtask.name) else "verifier")
-            record.decided(question, decision, subtask)
+            decision = self.deciding.decide(record, plan, subtask, view, body=body, minimum=minimum, checked=checked)
             cost = record.expected[subtask.name] = decision.scores[decision.pool].cost
             record.reservations.append(self.books.reserve(record.caller.name, cost))
             return decision
@@ -267,6 +243,6 @@ class Answering:
             reservation.release()
         self.keys.settle(record.caller, request.prompt_tokens, record.tokens, now)
         if status == Status.OK and record.whole:
-            self.affinity.used(record.conversation, outcome.pool, request.prompt_tokens, now)
+            self.deciding.affinity.used(record.conversation, outcome.pool, request.prompt_tokens, now)
         if any(attempt.verdict == Verdict.FAILED and attempt.tier != STRONG for attempt in record.attempts):
-            self.affinity.escalated(record.conversation)
+            self.deciding.affinity.escalated(record.conversation)

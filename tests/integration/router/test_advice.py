@@ -134,7 +134,7 @@ async def test_what_a_session_has_cached_counts_for_its_key_alone(advisor: Advis
     body = chat("word " * 2000)
     cold = await advisor(request(run, "cold", body))
     session = parse(json.dumps(body).encode()).session
-    answering.affinity.used(f"/{session}", "large", 2000, time.monotonic())
+    answering.deciding.affinity.used(f"/{session}", "large", 2000, time.monotonic())
     warm = await advisor(request(run, "warm", body))
     other = await advisor(request(run, "other", body, "team"))
     assert warm.scores["large"].cost < cold.scores["large"].cost == other.scores["large"].cost

@@ -224,7 +224,7 @@ async def test_a_fault_of_the_router_is_told_as_one_and_booked(tmp_path: Path, v
         def broken() -> Any:
             raise ZeroDivisionError("a fault in the policy")
 
-        f.answering.policies = broken
+        f.answering.deciding.policies = broken
         record = f.begin()
         with pytest.raises(ApiError) as raised:
             await f.texts(record)
