@@ -11,6 +11,7 @@ import gc
 import os
 import resource
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
 
@@ -61,7 +62,7 @@ async def main(service: Service) -> None:
     """Answer requests until the service is told to stop, and the running ones to their end."""
     settings: RouterSettings = service.settings.section("router")
     run = service.settings.run.name
-    keys = Keys(settings.keys, os.environ, asyncio.get_running_loop().time())
+    keys = Keys(settings.keys, os.environ, time.monotonic())
     if keys.open:
         log.warning("the gateway is open to everyone: router.keys names no API key")
     pools = make_pools(settings, os.environ, service.bus, run)
