@@ -23,7 +23,7 @@ from infra.errors import UserError
 from infra.leases import Lease, acquire
 from router.policy.calibration import Calibration, Judged, fit
 from router.policy.evidence import Journal
-from router.policy.shadow import Verdict, judge
+from router.policy.shadow import Judgement, judge
 from router.policy.sharing import share
 from router.policy.store import PolicyStore
 from router.policy.versions import Document, Invalid
@@ -56,16 +56,16 @@ def step(store: PolicyStore, journal: Journal, now_ns: int) -> None:
     """End a trial that has come to something, or begin one when enough was judged since the last."""
     if store.trial is not None:
         version = store.trial.version
-        verdict = judge(journal.logged(version, store.policy.version))
+        judgement = judge(journal.logged(version, store.policy.version))
         since = store.head.notes[version].since_ns if version in store.head.notes else 0
-        if verdict is None and now_ns - since > TRIAL_SECONDS * 1e9:
-            verdict = Verdict(False, f"too little came of it in {TRIAL_SECONDS / 86400:.0f} days", {})
-        if verdict is not None and verdict.promote:
-            store.promote(version, verdict.reason, verdict.metrics)
-        elif verdict is not None:
-            store.retire(version, verdict.reason, verdict.metrics)
-        if verdict is not None:
-            log.info("trial ended", version=version, promoted=verdict.promote, reason=verdict.reason)
+        if judgement is None and now_ns - since > TRIAL_SECONDS * 1e9:
+            judgement = Judgement(False, f"too little came of it in {TRIAL_SECONDS / 86400:.0f} days", {})
+        if judgement is not None and judgement.promote:
+            store.promote(version, judgement.reason, judgement.metrics)
+        elif judgement is not None:
+            store.retire(version, judgement.reason, judgement.metrics)
+        if judgement is not None:
+            log.info("trial ended", version=version, promoted=judgement.promote, reason=judgement.reason)
         return
     model = store.policy.model.version  # logits of another cold-start model mean something else
     found = journal.judged()

@@ -72,7 +72,7 @@ class Advantage:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Judgement:
     """What a trial came to."""
 
     promote: bool
@@ -130,7 +130,7 @@ def advantage(records: Sequence[Logged], ours: Choice, theirs: Choice, rate: flo
     return Advantage(mean, mean - CONFIDENCE_Z * _standard_error(values), support)
 
 
-def judge(records: Sequence[Logged]) -> Verdict | None:
+def judge(records: Sequence[Logged]) -> Judgement | None:
     """End a trial: None while too little is known.
 
     A policy is promoted only when the lower bounds of its advantages over the policy in force and over every single
@@ -143,7 +143,7 @@ def judge(records: Sequence[Logged]) -> Verdict | None:
     if over_active.support < SUPPORT:
         if len(records) < PATIENCE:
             return None
-        return Verdict(False, f"only {over_active.support} decisions told the two policies apart", {})
+        return Judgement(False, f"only {over_active.support} decisions told the two policies apart", {})
     ours, theirs = estimate(records, on_trial, rate), estimate(records, in_force, rate)
     singles = {name: advantage(records, on_trial, single(name), rate) for name in _pools(records)}
     hardest = min(singles, key=lambda name: (singles[name].lower, name))
@@ -158,10 +158,10 @@ def judge(records: Sequence[Logged]) -> Verdict | None:
         "advantage_over_single_lower": singles[hardest].lower,
     }
     if not over_active.lower > 0:
-        return Verdict(False, f"not shown to be better than the policy in force ({_range(over_active)})", metrics)
+        return Judgement(False, f"not shown to be better than the policy in force ({_range(over_active)})", metrics)
     if not singles[hardest].lower > 0:
-        return Verdict(False, f"not shown to be better than {hardest} alone ({_range(singles[hardest])})", metrics)
-    return Verdict(True, f"better than the policy in force ({_range(over_active)}) and any single pool", metrics)
+        return Judgement(False, f"not shown to be better than {hardest} alone ({_range(singles[hardest])})", metrics)
+    return Judgement(True, f"better than the policy in force ({_range(over_active)}) and any single pool", metrics)
 
 
 def on_trial(record: Logged) -> str:
