@@ -8,7 +8,8 @@ from infra.service import Service, serve
 
 async def main(service: Service) -> None:
     """Load the service's code beside the event loop, so that health and heartbeats answer meanwhile, and run it."""
-    module = await asyncio.to_thread(importlib.import_module, "generator.service")
+    name = "generator.serving" if service.settings.section("generator").role == "serve" else "generator.service"
+    module = await asyncio.to_thread(importlib.import_module, name)
     await module.main(service)
 
 

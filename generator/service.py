@@ -2,7 +2,7 @@
 
 `main` takes the newest policy from the bus and starts sampling; `loading.Loader` loads each newer one while requests
 are in flight; `_handle` turns one task into a group of scored rollouts. The engine never stops for any of it.
-Production requests are `serving`'s: another role, with the promoted policy.
+Production requests are `serving`'s, which another role runs in its place, with the promoted policy.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from transformers import PreTrainedTokenizerFast
 
 from contracts import subjects
 from contracts.messages import Purpose, Split, Task
-from generator import serving
 from generator.engines import EngineError, RequestRefused, SampleRequest
 from generator.environments import Environment, Item, environment
 from generator.instruments import reward
@@ -44,9 +43,6 @@ RETRY_SECONDS = 1.0  # before another generator, or this one, takes a task whose
 async def main(service: Service) -> None:
     """Sample until asked to stop; tasks that are not finished by then go back to the queue."""
     settings: GeneratorSettings = service.settings.section("generator")
-    if settings.role == "serve":
-        await serving.main(service)
-        return
     environments = {service.settings.run.environment: environment(service.settings.run.environment)}
     sandbox = Sandbox(settings.verifiers, Limits(wall_seconds=settings.verifier_seconds))
     try:
