@@ -283,6 +283,19 @@ async def test_closing_in_the_middle_of_the_start_leaves_no_process(tiny: VllmSu
     assert set(multiprocessing.active_children()) <= others
 
 
+async def test_who_reads_along_gets_the_same_tokens_long_before_the_end(engine: VllmEngine, tiny: VllmSubject) -> None:
+    asked = request(tiny.ids(TEXTS[0]), 2, max_tokens=100, temperature=0.8)
+    whole = await collect(engine, asked)
+    steps = []
+    async with aclosing(engine.submit(replace(asked, stream=True))) as sampled:
+        async for step in sampled:
+            steps.append(step)  # noqa: PERF401
+    assert len(steps) > 10 and not any(token.finish for token in steps[0])
+    streamed = {index: [token for step in steps for token in step if token.index == index] for index in whole}
+    assert said(streamed) == said(whole)
+    assert [group[-1].finish for group in streamed.values()] == [group[-1].finish for group in whole.values()]
+
+
 async def test_an_engine_that_does_not_come_back_is_given_up(
     engine: VllmEngine, tiny: VllmSubject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,16 +315,3 @@ async def test_an_engine_that_does_not_come_back_is_given_up(
         await collect(engine, request(tiny.ids("abc>")))
     with pytest.raises(EngineError, match="failed 3 times in a row"):
         await engine.load(SECOND, tiny.weights)
-
-
-async def test_who_reads_along_gets_the_same_tokens_long_before_the_end(engine: VllmEngine, tiny: VllmSubject) -> None:
-    asked = request(tiny.ids(TEXTS[0]), 2, max_tokens=100, temperature=0.8)
-    whole = await collect(engine, asked)
-    steps = []
-    async with aclosing(engine.submit(replace(asked, stream=True))) as sampled:
-        async for step in sampled:
-            steps.append(step)  # noqa: PERF401
-    assert len(steps) > 10 and not any(token.finish for token in steps[0])
-    streamed = {index: [token for step in steps for token in step if token.index == index] for index in whole}
-    assert said(streamed) == said(whole)
-    assert [group[-1].finish for group in streamed.values()] == [group[-1].finish for group in whole.values()]

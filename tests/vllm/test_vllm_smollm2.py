@@ -97,7 +97,7 @@ async def test_a_swap_in_flight_keeps_the_cache_and_every_token_names_its_policy
     engine: VllmEngine, smollm2: VllmSubject
 ) -> None:
     changed = smollm2.weights | {NORM: smollm2.weights[NORM] * 0.5}
-    asked = request(smollm2.ids("count with me 1 2 3 4"), 6, seed=3, max_tokens=24)
+    asked = request(smollm2.ids("count with me 1 2 3 4"), 6, seed=3, max_tokens=80)
     before = engine.stats.tokens
     group = asyncio.create_task(collect(engine, asked))
     await until(lambda: engine.stats.tokens > before + 30, "tokens")
