@@ -103,6 +103,29 @@ def test_metrics(written: dict[str, list[dict[str, Any]]]) -> None:
     assert {point["attributes"].get("error.type") for point in durations} == {None, "ValueError"}
 
 
+def test_where_nobody_collects_spans_have_ids_and_cost_no_more() -> None:
+    """Log lines bear the trace, whoever is called is sent it, and the caller's word on recording is passed on."""
+    script = """
+import structlog
+from opentelemetry import trace
+from infra import settings, telemetry
+
+telemetry.setup("generator", "generator-1", settings.load())
+headers = {}
+with telemetry.producer_span("a.{run}"):
+    telemetry.inject(headers)
+    structlog.get_logger().info("sent", recording=trace.get_current_span().is_recording(), told=headers["traceparent"])
+with telemetry.consumer_span("a.{run}", {"traceparent": f"00-{7:032x}-{8:016x}-01"}):
+    telemetry.inject(headers)
+    structlog.get_logger().info("sent", recording=trace.get_current_span().is_recording(), told=headers["traceparent"])
+"""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("TAILRACE_", "OTEL_"))}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    ours, theirs = map(json.loads, done.stderr.splitlines())
+    assert not ours["recording"] and ours["trace_id"] in ours["told"] and int(ours["told"][-2:], 16) % 2 == 0
+    assert theirs["recording"] and theirs["trace_id"] == f"{7:032x}" and int(theirs["told"][-2:], 16) % 2 == 1
+
+
 def test_an_unreachable_collector_does_not_hold_up_the_exit() -> None:
     script = "from infra import settings, telemetry\ntelemetry.setup('g', 'g-1', settings.load())\n"
     script += "with telemetry.producer_span('a'): pass\ntelemetry.shutdown()"
