@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_limits
 
 from router.cli.evaluate import report_of
 from router.policy import evaluate, tables
@@ -80,6 +81,7 @@ def test_what_cannot_be_used_is_said_in_one_sentence(arguments: list[str], said:
     assert "Traceback" not in done.stderr
 
 
+@threadpool_limits.wrap(limits=1)  # for matrices this small, threads only wait for each other
 def test_the_evaluation_finds_what_is_there_to_be_found(tmp_path: Path) -> None:
     data = write(tmp_path / "data")
     pair = Pair.of(tables.read([data / "routellm" / "gsm8k_responses.csv"])[0])
