@@ -47,6 +47,7 @@ POOLS = {
     ),
 }
 LONGEST = 150  # turns until a session is given up
+CHARTED = {"success": "success", "cost ÷ all strong": "cost_ratio", "turns on compact": "compact_share"}
 
 Choice = Callable[[Session, random.Random], str]  # the model that is asked for
 
@@ -244,7 +245,6 @@ def report(tallies: Mapping[str, Tally]) -> Report:
             ]
         )
     routed = figures["router"]
-    ranked = sorted(tallies, key=lambda name: sum(tallies[name].cost))
     return Report(
         figures,
         ["way", "turns on compact", "cost ÷ all strong", "success", "difference, 95 %", "turns", "prompt cached"],
@@ -256,8 +256,10 @@ def report(tallies: Mapping[str, Tally]) -> Report:
             "truth: routed by what each turn needs, which no router knows; random: at the router's own share.",
         ],
         Chart(
-            "Coding-agent sessions", "cost ÷ all strong", "share of sessions that succeed",
-            [figures[name.replace(" ", "_")]["cost_ratio"] for name in ranked],
-            {"success": [fmean(tallies[name].success) for name in ranked]},
+            "Coding-agent sessions", "", "share", list(tallies),
+            {
+                title: [figures[name.replace(" ", "_")][key] for name in tallies]
+                for title, key in CHARTED.items()
+            },
         ),
     )  # fmt: skip
