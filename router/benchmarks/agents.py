@@ -32,6 +32,7 @@ from router.chat import Chunk, Reply, Usage
 from router.ledger.books import Books
 from router.ledger.store import Ledger
 from router.outbox import Outbox
+from router.pieces import pieces
 from router.policy.calibration import Calibration
 from router.policy.decide import Policy
 from router.policy.model import cold_start
@@ -87,9 +88,10 @@ class SimulatedPool:
             tool_calls=tuple(answer.message.get("tool_calls") or ()),
         )
 
-    def stream(self, body: dict[str, Any]) -> AsyncGenerator[Chunk, None]:
-        """Nobody asks for streams here."""
-        raise NotImplementedError
+    async def stream(self, body: dict[str, Any]) -> AsyncGenerator[Chunk, None]:
+        """The same in pieces."""
+        async for chunk in pieces(await self.complete(body)):
+            yield chunk
 
     async def close(self) -> None:
         """Nothing is held."""
