@@ -7,7 +7,9 @@ does not grow with the prompt. Any text is taken, whatever is in it.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 import numpy.typing as npt
@@ -139,10 +141,15 @@ _CUES = {
 }
 _CUE = {word: place for place, words in enumerate(_CUES.values()) for word in words.split()}
 _WORD = re.compile(r"[^\W\d_]+")
+_WORDLIKE = re.compile(r"\w+")
+_ITEM = re.compile(r"^\(?(?:[a-j]|\d\d?)[.)][ \t]+(\S.*)", re.MULTILINE)
+ITEMS = 8  # of a list that are looked at
+_SHARED = ("items share, mean", "items share, most", "items and rest share, mean", "items and rest share, most")
 SHAPE = (
     "characters", "words", "distinct words", "letters per word", "longest line", "longest sentence",
     "numbers", "distinct numbers", "largest number", "smallest number", "fractions", "large numbers",
     *_MARKS, "foreign", *_CUES,
+    *(f"{what} {figure}" for what in ("words", "letters") for figure in _SHARED), "numeric items", "ratio of items",
 )  # fmt: skip
 
 
@@ -172,5 +179,40 @@ def _shape(capped: str, characters: int) -> Values:
         sum(number >= 100 for number in numbers),
         *marks[:-1],
         *cues,
+        *_list_figures(capped.lower()),
     ]
     return np.log1p(np.array(figures, dtype=np.float32))
+
+
+def _list_figures(text: str) -> list[float]:
+    """How alike the items of a list are, to each other and to the rest; zeros where there is no list.
+
+    Items are often answers to choose from: the more alike they are, the closer the choice.
+    """
+    items = _ITEM.findall(text)[:ITEMS]
+    if len(items) < 2:
+        return [0.0] * (2 * len(_SHARED) + 2)
+    rest = _ITEM.sub("", text)
+    words, letters = _shared(_words, items, rest), _shared(_trigrams, items, rest)
+    starts = [_NUMBER.match(item.lstrip("-$(")) for item in items]
+    numbers = [min(float(start[0].replace(",", "")), 1e12) for start in starts if start and len(start[0]) < 300]
+    positive = [number for number in numbers if number > 0] or [1.0]
+    return [*words, *letters, len(numbers) / len(items), min(max(positive) / min(positive) - 1, 1e12)]
+
+
+def _words(text: str) -> set[object]:
+    return set(_WORDLIKE.findall(text))
+
+
+def _trigrams(text: str) -> set[object]:
+    letters = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32).astype(np.uint64)
+    return set((letters[:-2] << 42 | letters[1:-1] << 21 | letters[2:]).tolist())
+
+
+def _shared(parts: Callable[[str], set[object]], items: list[str], rest: str) -> list[float]:
+    """_SHARED: Jaccard similarity of two items; share of an item's parts that the rest has too."""
+    sets, others = [parts(item) for item in items], parts(rest)
+    common = [(len(one & other), len(one) + len(other)) for one, other in combinations(sets, 2)]
+    among = [both / max(total - both, 1) for both, total in common]
+    within = [len(each & others) / max(len(each), 1) for each in sets]
+    return [sum(among) / len(among), max(among), sum(within) / len(within), max(within)]

@@ -23,8 +23,9 @@ TOPICS = 64
 RANK = 64  # of the compressed scores
 LANDMARKS = 512
 # Mean of the kernel's exponent that is due to outcomes, groups, topics and figures of form; and where there are no
-# groups. All constants were chosen on splits with seeds 0 to 2 of the tables that `tailrace route eval` takes.
-EXPONENT, EXPONENT_WITHOUT_GROUPS = (0.2, 0.5, 0.3, 0.3), (0.0, 0.0, 1.0, 0.5)
+# groups. All constants were chosen on splits with seeds 0 to 14 of the tables that `tailrace route eval` takes.
+EXPONENT, EXPONENT_WITHOUT_GROUPS = (0.2, 0.5, 0.3, 0.4), (0.0, 0.0, 1.0, 0.8)
+SCARCE = 0.5  # standard deviation of a figure of form below which it counts less: what never varied taught nothing
 RARE = 2  # buckets in fewer prompts than this say nothing
 STEPS, CONVERGED = 40, 1e-2  # of conjugate gradients: no ranking is better for more
 LEAST_GROUP = 20  # rows of a group that is scored
@@ -234,7 +235,9 @@ def fit(
         inside, outside = np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
         total[outside] = similar[outside] @ kernel_ridge(similar[inside], among, centred[inside])
     calibration = calibrated(total, targets)
-    basis, scale, mix = compressed(inputs, np.hstack([whole.weights, directions]))
+    length = np.linalg.norm(inputs @ directions, axis=1).mean()  # that point_of scales topics by
+    importance = (weights[: len(topics)] / np.where(topics > 0, length, 1)).astype(np.float32)
+    basis, scale, mix = compressed(inputs, np.hstack([whole.weights, directions]), importance)
     arrays = Arrays(
         idf=idf,
         basis=basis,
@@ -254,7 +257,7 @@ def fit(
 def kernel_weights(points: Matrix, sizes: tuple[int, int, int, int]) -> Matrix:
     """[D] so that each part of a point contributes its share to the mean of the kernel's exponent.
 
-    Outcomes and figures of form count alike among themselves; groups and topics as much as they vary.
+    Outcomes and figures of form count alike among themselves, groups and topics as much as they vary.
     """
     spread = points.std(0).astype(np.float64) + 1e-6
     parts = np.split(spread, np.cumsum(sizes)[:-1])
@@ -266,20 +269,23 @@ def kernel_weights(points: Matrix, sizes: tuple[int, int, int, int]) -> Matrix:
     outcomes /= np.sqrt(len(outcomes)) * parts[0]
     groups /= np.linalg.norm(parts[1]) if len(groups) else 1
     topics /= np.linalg.norm(parts[2])
-    form /= np.sqrt(len(form)) * parts[3]
+    form *= np.minimum(parts[3] / SCARCE, 1)
+    form /= np.sqrt(len(form)) * np.maximum(parts[3], SCARCE)
     return np.concatenate([outcomes, groups, topics, form]).astype(np.float32)
 
 
-def compressed(inputs: sp.csr_array, weights: Matrix) -> tuple[npt.NDArray[np.int8], Matrix, Matrix]:
+def compressed(
+    inputs: sp.csr_array, weights: Matrix, importance: Matrix
+) -> tuple[npt.NDArray[np.int8], Matrix, Matrix]:
     """The basis, its scale and the mix that keep most of what XW tells: reduced-rank regression, then eight bits.
 
-    Every column counts alike, whatever its units.
+    A column counts as much as in the kernel, so that what is lost there is least; the loss of the rest is of noise.
     """
+    units = np.maximum(importance, importance.max() * 1e-3)
+    weights = weights * units
     fitted = inputs @ weights
-    units = fitted.std(0) + np.float32(1e-6)
-    fitted /= units
     _, vectors = np.linalg.eigh((fitted.T @ fitted).astype(np.float64))
     mix = vectors[:, ::-1][:, :RANK].astype(np.float32)
-    basis = (weights / units) @ mix
+    basis = weights @ mix
     scale = np.maximum(np.abs(basis).max(0), 1e-12) / 127
-    return np.round(basis / scale).astype(np.int8), scale, np.ascontiguousarray(mix.T * units)
+    return np.round(basis / scale).astype(np.int8), scale, np.ascontiguousarray(mix.T / units)

@@ -94,6 +94,45 @@ def test_words_are_hashed_by_what_they_are_and_not_by_where_they_stand(one: str,
     assert set(extract(one).words.indices) <= set(extract(f"before it {one} after it").words.indices)
 
 
+LIST = "Which is heaviest?\nA. {}\nB. {}\nC. {}\nAnswer:"
+
+
+@pytest.mark.parametrize(
+    ("figure", "more", "less"),
+    [
+        (
+            "words items share, mean",
+            LIST.format("a red ball", "a red box", "a red car"),
+            LIST.format("ball", "box", "car"),
+        ),
+        ("words items share, most", LIST.format("a red ball", "a red box", "ice"), LIST.format("ball", "box", "ice")),
+        ("words items and rest share, mean", LIST.format("the heaviest", "which", "is"), LIST.format("x", "y", "z")),
+        (
+            "letters items share, most",
+            LIST.format("oxidation", "oxidations", "ice"),
+            LIST.format("gold", "iron", "ice"),
+        ),
+        ("letters items and rest share, most", LIST.format("heavier", "x", "y"), LIST.format("gold", "x", "y")),
+        ("numeric items", LIST.format("$1,200", "-3.5", "7 kg"), LIST.format("7 kg", "five", "six")),
+        ("ratio of items", LIST.format("1", "10", "1000"), LIST.format("10", "11", "12")),
+        ("words items share, mean", "Sort:\n1) a b\n2) a b", "Sort: 1) a b 2) a b"),
+        ("words items share, mean", LIST.format("a b", "a b", "a b"), "Sort:\n(A) a b"),
+    ],
+)
+def test_lists_are_told_by_how_alike_their_items_are(figure: str, more: str, less: str) -> None:
+    place = SHAPE.index(figure)
+    assert extract(more).shape[place] > extract(less).shape[place] >= 0
+
+
+def test_what_training_never_saw_does_not_drown_what_it_saw(fitted: Fitted) -> None:
+    """No prompt of the toy table holds a list."""
+    easy, hard = (
+        fitted.model.logits(f"{start} lamp stone queue dog ship number 7\nA. a dog\nB. a dog or ship\nC. 12")
+        for start in (EASY[0], HARD[0])
+    )
+    assert easy["compact"] - hard["compact"] > 1
+
+
 def test_what_was_learned_holds_for_new_prompts(fitted: Fitted) -> None:
     rest = "lamp stone queue dog ship number 1000"
     easy, hard = (fitted.model.logits(f"{start} {rest}") for start in (EASY[0], HARD[0]))
