@@ -11,7 +11,8 @@ Given with every answer of /v1/chat/completions:
     x-tailrace-request-id   id of the answer, of its decision and outcome on the bus, and for POST /v1/feedback
     x-tailrace-model        pool that answered; of several, the one whose part needed most
     x-tailrace-tier         its tier: compact or strong
-    x-tailrace-decision     why this pool: policy, named, affinity, explored, only_pool, ...
+    x-tailrace-decision     why this pool: policy, named, affinity, explored, only_pool, verifier; fallback where the
+                            pool that was decided on could not answer
     x-tailrace-cost         US dollars of all calls made for the answer, failed ones included
     x-tailrace-overhead-ms  milliseconds spent in the router itself
     x-tailrace-attempts     calls made for the answer, failed ones included
@@ -54,6 +55,8 @@ ATTEMPTS = "x-tailrace-attempts"
 RETRY_AFTER = "retry-after"
 SHOULD_RETRY = "x-should-retry"
 
+FALLBACK = "fallback"
+
 
 def dollars(picodollars: int) -> str:
     """An amount in plain decimals, without trailing zeros."""
@@ -69,9 +72,17 @@ def told(record: Record, pools: Mapping[str, PoolSettings]) -> Raw:
         SESSION: record.request.session,
         MODEL: pool,
         TIER: pools[pool].tier if pool in pools else "",
-        DECISION: record.decisions[-1].reason if record.decisions else "",
+        DECISION: _why(record, pool),
         COST: dollars(outcome.cost) if outcome is not None else "",
         OVERHEAD: f"{1000 * (outcome.overhead_seconds if outcome is not None else record.overhead):.3f}",
         ATTEMPTS: str(len(record.attempts) + (outcome is None and pool != "")),
     }
     return [(name.encode(), value.encode()) for name, value in values.items() if value]
+
+
+def _why(record: Record, pool: str) -> str:
+    """The reason of the last decision, where its pool is the one that answers."""
+    if not record.decisions:
+        return ""
+    decided = {each.pool for each in record.decisions}
+    return record.decisions[-1].reason if not pool or pool in decided else FALLBACK

@@ -149,6 +149,19 @@ async def test_json_that_is_none_is_asked_for_again(router: Router, client: open
     assert router.upstreams["small"].count == before + 1
 
 
+async def test_an_answer_says_where_another_pool_had_to_give_it(router: Router, client: openai.AsyncOpenAI) -> None:
+    router.upstreams["small"].script = Answer(status=503)
+    router.upstreams["large"].script = Answer(text="Hei")
+    raw = await client.chat.completions.with_raw_response.create(
+        model="auto-1",  # the cheapest
+        messages=[{"role": "user", "content": "Translate to Norwegian: hi"}],
+        extra_headers={"x-tailrace-session": "falling back"},
+    )
+    assert raw.headers["x-tailrace-decision"] == "fallback" and raw.headers["x-tailrace-model"] == "large"
+    assert int(raw.headers["x-tailrace-attempts"]) >= 2
+    router.upstreams["small"].script = Answer(text="Hei")
+
+
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_a_request_of_several_parts(router: Router, client: openai.AsyncOpenAI, streamed: bool) -> None:
     def script(body: dict[str, Any], _: int) -> Answer:
