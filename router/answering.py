@@ -28,6 +28,7 @@ from router.decomposition.plan import Kind, Plan, Subtask
 from router.decomposition.planner import plan
 from router.ledger.books import Books
 from router.pieces import pieces
+from router.policy.cost import at_most
 from router.policy.decision import Decision
 from router.pools.base import PoolError
 from router.pools.errors import api_error, sentence
@@ -144,8 +145,11 @@ class Answering:
 
         def choose(minimum: str, checked: bool) -> Decision:
             decision = self.deciding.decide(record, plan, subtask, view, body=body, minimum=minimum, checked=checked)
-            cost = record.expected[subtask.name] = decision.scores[decision.pool].cost
-            record.reservations.append(self.books.reserve(record.caller.name, cost))
+            expected = record.expected[subtask.name] = decision.scores[decision.pool].cost
+            # What may be spent is set aside, not what probably will: requests side by side must not share a budget.
+            request, pool = record.request, self.settings.pools[decision.pool]
+            most = at_most(pool, request.prompt_tokens, request.max_tokens, request.choices)
+            record.reservations.append(self.books.reserve(record.caller.name, max(expected, most)))
             return decision
 
         return choose

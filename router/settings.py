@@ -75,7 +75,9 @@ class KeySettings(Section):
     """One application or team."""
 
     variable: str = Field(..., description="environment variable that holds its API key")
-    budget_usd: float = Field(0.0, ge=0, description="dollars per calendar month (UTC); 0 = without limit")
+    budget_usd: float = Field(
+        0.0, ge=0, description="dollars a calendar month (UTC); what is under way at its end is paid; 0 = without limit"
+    )
     requests_per_minute: int = Field(0, ge=0, description="0 = without limit")
     tokens_per_minute: int = Field(0, ge=0, description="prompt and answer together; 0 = without limit")
     pools: frozenset[str] = Field(frozenset(), description="pools it may use; empty = all")

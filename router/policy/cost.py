@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from router import prices
 from router.chat import Usage
 from router.pools.base import PoolState
+from router.settings import PoolSettings
 
 
 def expected(pool: PoolState, prompt_tokens: int, answer_tokens: int) -> int:
@@ -14,6 +15,11 @@ def expected(pool: PoolState, prompt_tokens: int, answer_tokens: int) -> int:
     cached = min(pool.cached_tokens, prompt_tokens)
     written = 0 if pool.settings.price_cache_write is None else prompt_tokens - cached
     return prices.cost(pool.settings, Usage(prompt_tokens, answer_tokens, cached, written))
+
+
+def at_most(pool: PoolSettings, prompt_tokens: int, max_tokens: int | None, choices: int = 1) -> int:
+    """One call whose answers are as long as they may be; 0 where nothing was said about that."""
+    return 0 if max_tokens is None else prices.cost(pool, Usage(prompt_tokens, choices * max_tokens))
 
 
 def cache_value(pool: PoolState, prompt_tokens: int) -> int:

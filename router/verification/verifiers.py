@@ -26,25 +26,27 @@ LIMITS = Limits(wall_seconds=4.0, cpu_seconds=4.0, memory_bytes=512 * 1024**2)
 
 
 class Verifiers:
-    """Checks answers in `workers` processes; one check takes some milliseconds of one of them, tests their own time.
+    """Checks answers: in `workers` processes what takes some milliseconds, in as many others what runs for seconds.
 
-    A verifier that times out, breaks or finds nothing to check says `UNDECIDED`, never `FAILED`.
+    So nobody's tests that never end keep an agent's tool calls from being looked at. A verifier that times out, breaks
+    or finds nothing to check says `UNDECIDED`, never `FAILED`.
     """
 
-    def __init__(self, workers: int = 2) -> None:
+    def __init__(self, workers: int = 1) -> None:
         self._workers = workers
-        self._sandbox = Sandbox(workers, LIMITS, packages=("router.verification",))
+        self._reading, self._running = (Sandbox(workers, LIMITS, packages=("router.verification",)) for _ in range(2))
         self._bounds_processes = False
 
     async def start(self) -> None:
         """Start the workers and have them import what they need. Raises `UserError`."""
-        await self._sandbox.start()
-        self._bounds_processes = {"own processes", "process count"} <= set(self._sandbox.enforced)
+        await self._reading.start()
+        await self._running.start()
+        self._bounds_processes = {"own processes", "process count"} <= set(self._reading.enforced)
         await asyncio.gather(*(self.check(Check("json"), "{}") for _ in range(self._workers)))
 
     async def close(self) -> None:
         """Kill the workers and what runs in them."""
-        await self._sandbox.close()
+        await asyncio.gather(self._reading.close(), self._running.close())
 
     async def check(self, check: Check, text: str, tool_calls: Sequence[dict[str, Any]] = ()) -> Result:
         """The verdict on an answer: its text, and the tool calls of its turn. Raises `BadCheck` on a bad check."""
@@ -60,9 +62,10 @@ class Verifiers:
         token = secrets.token_hex(16)
         payload = {"name": check.name, "arguments": check.arguments, "answer": text, "token": token}
         processes = VERIFIERS[check.name].processes if self._bounds_processes else 0
+        sandbox = self._running if check.name == "tests" else self._reading
         try:
             async with asyncio.timeout(WAIT_SECONDS):
-                report = await self._sandbox.call(ENTRY, payload, limits=replace(LIMITS, processes=processes))
+                report = await sandbox.call(ENTRY, payload, limits=replace(LIMITS, processes=processes))
         except (SandboxTimeout, TimeoutError):
             return undecided("The check did not end in time.")
         except SandboxCrash:  # its text may quote the answer, which no log may hold

@@ -165,6 +165,24 @@ async def test_who_goes_away_is_booked_and_stops_the_pool(tmp_path: Path, verifi
         assert (record.outcome.cost > 0) == bool(record.outcome.attempts)
 
 
+async def test_what_an_answer_may_cost_is_set_aside_so_that_requests_side_by_side_share_no_budget(
+    tmp_path: Path, verifiers: Verifiers
+) -> None:
+    long = Answer(text="word", completion_tokens=4000, delay=0.5)
+    async with front(tmp_path, verifiers, long, long, keys={"team": KeySettings(variable="TEAM", budget_usd=0.1)}) as f:
+        caller = f.answering.keys.named("team")
+        asked = {"model": "large", "max_tokens": 4000}  # $0.06 an answer
+
+        async def outcome() -> str:
+            try:
+                return "".join(await f.texts(f.begin(caller, **asked)))
+            except ApiError as error:
+                return str(error.code)
+
+        answers = await asyncio.gather(*(outcome() for _ in range(30)))
+        assert sorted(answers) == ["insufficient_quota"] * 28 + ["word"] * 2, "the second is under way when it ends"
+
+
 async def test_a_stream_that_is_not_read_to_its_end_is_booked(tmp_path: Path, verifiers: Verifiers) -> None:
     async with front(tmp_path, verifiers, FINE, Answer(text="word " * 100, pace=0.01)) as f:
         record = f.begin(model="large", stream=True)

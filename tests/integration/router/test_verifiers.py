@@ -397,6 +397,17 @@ async def test_what_does_not_end_is_undecided(verifiers: Verifiers) -> None:
     assert [result.verdict for result in results] == [UNDECIDED, UNDECIDED]
 
 
+async def test_tests_that_never_end_keep_no_other_check_waiting(verifiers: Verifiers) -> None:
+    endless = fence("python", "def add(a, b):\n    while True: pass")
+    running = [asyncio.create_task(verdict(verifiers, "tests", {"code": GIVEN}, endless)) for _ in range(4)]
+    await asyncio.sleep(0.2)
+    assert (await verdict(verifiers, "json", {}, "{}")).verdict is PASSED
+    assert not any(task.done() for task in running)
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+
+
 async def test_shell_where_no_process_can_be_started(verifiers: Verifiers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verifiers, "_bounds_processes", False)
     assert (await verdict(verifiers, "shell", {}, fence("bash", "for f in *; do echo $f; done"))).verdict is PASSED
