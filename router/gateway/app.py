@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import time
 from collections.abc import Callable
 
@@ -10,6 +11,7 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from starlette.routing import Route
 
+from infra.errors import UserError
 from router.admission import models
 from router.admission.keys import Caller, Keys
 from router.answering import Answering
@@ -56,7 +58,11 @@ def make_app(
         who = caller(request)
         raw = await read_body(request.receive, request.headers.get("content-length"), feedback.MAX_BYTES)
         said = feedback.read(raw, answering.run, who.name)
-        if await asyncio.to_thread(books.key_of, said.request_id) != who.name:
+        try:
+            key = await asyncio.to_thread(books.key_of, said.request_id)
+        except (UserError, sqlite3.Error) as error:  # the file is gone, or locked
+            raise ApiError(503, "the ledger cannot be read at present", type="server_error", retry_after=1.0) from error
+        if key != who.name:
             raise ApiError(404, f"there is no answer {said.request_id!r} of this key", param="request_id")
         books.feedback(said)
         return _json({"id": said.id, "object": "feedback", "request_id": said.request_id})

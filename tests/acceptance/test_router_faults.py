@@ -157,6 +157,19 @@ async def test_a_router_that_can_open_no_more_files_lives_on(lasting: Router) ->
             await asyncio.sleep(0.2)
 
 
+async def test_feedback_waits_for_a_ledger_that_cannot_be_read(lasting: Router) -> None:
+    ledger = lasting.directory / "router" / "ledger.sqlite"
+    away = ledger.rename(ledger.with_name("away"))
+    try:
+        async with aiohttp.ClientSession() as session:
+            said = {"request_id": "chatcmpl-0", "score": 1}
+            async with session.post(f"{lasting.url}/v1/feedback", json=said) as response:
+                assert response.status == 503 and response.headers["retry-after"]
+                assert "ledger" in (await response.json())["error"]["message"]
+    finally:
+        away.rename(ledger)
+
+
 async def test_running_requests_are_finished_before_it_stops(router: Router) -> None:
     for upstream in router.upstreams.values():
         upstream.script = Answer(text=WORDS, pace=0.015)
