@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from infra.cli.interrupts import run_to_end
-from infra.cli.rundir import RunDirectory, names_server, newest
+from infra.cli.rundir import RunDirectory, going_on
 from infra.errors import UserError
 from infra.settings import NatsSettings, load
 
@@ -38,8 +38,7 @@ def promote(
     It may be older than the one that serves. Recorded as a person's override, with name and reason.
     """
     settings = load()
-    local = None if run_dir or run or names_server() else newest("connection.toml")
-    directory = RunDirectory(run_dir.absolute()) if run_dir else local
+    directory = RunDirectory(run_dir.absolute()) if run_dir else None if run else going_on()
     name, nats = directory.read_connection(settings.nats) if directory else (run or settings.run.name, settings.nats)
     made = run_to_end(_promote(name, nats, version, reason))
     before = f" in place of version {made.previous.version}" if made.previous else ""

@@ -178,6 +178,12 @@ def newest(name: str) -> RunDirectory | None:
     return RunDirectory(found[-1].parent.absolute()) if found else None
 
 
+def going_on() -> RunDirectory | None:
+    """The newest local run that is going on; None if there is none, or if a server is named instead."""
+    config = os.environ.get(CONFIG_VARIABLE)
+    return None if names_server(Path(config) if config else None) else newest("connection.toml")
+
+
 def names_server(config: Path | None = None) -> bool:
     """Whether the environment, or the run file, says which NATS server to use."""
     if any(name in os.environ for name in (f"{PREFIX}NATS__URL", f"{PREFIX}NATS")):

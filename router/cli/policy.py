@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from infra.cli.interrupts import run_to_end
+from infra.cli.rundir import going_on
 from infra.errors import UserError
-from infra.settings import load
+from infra.settings import CONFIG_VARIABLE, Settings, load
+from router.cli.train import MODEL
 
 if TYPE_CHECKING:
     from router.policy.store import PolicyStore
@@ -35,8 +37,9 @@ def list_versions(directory: Directory = None) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    store = _opened(directory)
-    run_to_end(_shared(store))
+    settings = _settings()
+    store = _opened(directory, settings)
+    run_to_end(_shared(store, settings))
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title in ("version", "state", "since (UTC)", "why", "figures"):
         table.add_column(title)
@@ -54,9 +57,12 @@ def list_versions(directory: Directory = None) -> None:
 
 
 @app.command()
-def promote(version: Annotated[str, typer.Argument(help="As `list` shows it.")], directory: Directory = None) -> None:
+def promote(
+    version: Annotated[str, typer.Argument(help="As `list` shows it, or its model as `tailrace route train` does.")],
+    directory: Directory = None,
+) -> None:
     """Put a version in force, whatever its trial says."""
-    _changed(directory, lambda store: store.promote(version, "promoted by hand"))
+    _changed(directory, lambda store: store.promote(store.find(version), "promoted by hand"))
 
 
 @app.command()
@@ -67,55 +73,77 @@ def rollback(directory: Directory = None) -> None:
 
 @app.command()
 def add(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A cold-start model, from `tailrace route train`.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="PATH", help="A cold-start model, or the folder that `tailrace route train` made.")
+    ],
     directory: Directory = None,
 ) -> None:
     """Put another cold-start model on trial; a router that runs asks it beside the policy in force."""
-    store = _opened(directory)
-    version = store.add(file)
-    typer.echo(f"{version} is on trial{_only_here(run_to_end(_shared(store)))}")
+    settings = _settings()
+    store = _opened(directory, settings)
+    version = store.add(file / MODEL if file.is_dir() else file)
+    typer.echo(f"{version} is on trial{_only_here(run_to_end(_shared(store, settings)))}")
     typer.echo(f"Routers of other machines need its cold-start model as well: {store.directory / 'models'}")
 
 
 def _changed(directory: Path | None, change: Callable[[PolicyStore], object]) -> None:
-    store = _opened(directory)
-    trouble = run_to_end(_shared(store))
+    settings = _settings()
+    store = _opened(directory, settings)
+    trouble = run_to_end(_shared(store, settings))
     try:
         change(store)
     except UserError as error:
         raise UserError(
             f"{error}; what other routers have is not known: {trouble}" if trouble else f"{error}"
         ) from None
-    typer.echo(f"{store.policy.version} is in force{_only_here(run_to_end(_shared(store)))}")
+    typer.echo(f"{store.policy.version} is in force{_only_here(run_to_end(_shared(store, settings)))}")
 
 
-def _only_here(trouble: str) -> str:
-    return f" here, and elsewhere once a router of this folder reaches the server: {trouble}" if trouble else ""
+def _only_here(trouble: str | None) -> str:
+    if trouble is None:
+        return ""
+    reason = f": {trouble}" if trouble else ""
+    return f" here; other routers take it over when one of this folder is next connected{reason}"
 
 
-def _opened(directory: Path | None) -> PolicyStore:
+def _settings() -> Settings:
+    """The settings in force; those of the local run that is going on, and its server, unless others are named."""
+    local = going_on()
+    if local is None:
+        return load()
+    settings = load(None if os.environ.get(CONFIG_VARIABLE) else local.run_file)
+    name, nats = local.read_connection(settings.nats)
+    return settings.model_copy(update={"run": settings.run.model_copy(update={"name": name}), "nats": nats})
+
+
+def _opened(directory: Path | None, settings: Settings) -> PolicyStore:
     from router.policy.model import RoutingModel, cold_start
     from router.policy.store import PolicyStore
 
-    return PolicyStore((directory or load().section("router").directory) / "policies", cold_start(), RoutingModel.load)
+    return PolicyStore(
+        (directory or settings.section("router").directory) / "policies", cold_start(), RoutingModel.load
+    )
 
 
-async def _shared(store: PolicyStore) -> str:
-    """Exchange versions with the other routers of the run; says in words why that was not possible."""
+async def _shared(store: PolicyStore, settings: Settings) -> str | None:
+    """Exchange versions with the other routers of the run; None if that was done.
+
+    Else it says why it was not possible: nothing more where nobody has named a server.
+    """
     from infra.bus import Bus, PublishFailed, QueueFull, Unavailable
     from router.policy.sharing import share
 
-    settings = load()
+    named = "url" in settings.nats.model_fields_set
     patience = min(settings.nats.connect_timeout, CONNECT_SECONDS)
     try:
         bus = await Bus.connect(settings.nats.model_copy(update={"connect_timeout": patience}), f"policy-{os.getpid()}")
     except UserError as error:
-        return str(error)
+        return str(error) if named else ""
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
             await share(bus, settings.run.name, store)
     except (TimeoutError, Unavailable, PublishFailed, QueueFull):
-        return f"{settings.nats.url} gave no answer"
+        return f"{settings.nats.url} gave no answer" if named else ""
     finally:
         await bus.close()
-    return ""
+    return None

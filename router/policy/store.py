@@ -116,6 +116,19 @@ class PolicyStore:
                 return ""
         return self._made_on[version]
 
+    def find(self, name: str) -> str:
+        """The version that a person means by its name, or by that of the cold-start model which it alone is made on.
+
+        A name that says neither is returned as it is. Raises `UserError` if several versions are made on that model.
+        """
+        known = sorted({self.shipped.version, *self.head.history, *self.head.notes})
+        made = [] if name in known else [version for version in known if self.model_of(version) == name]
+        if len(made) > 1:
+            raise UserError(
+                f"several routing policies are made on cold-start model {name}: name one of {', '.join(made)}"
+            )
+        return made[0] if made else name
+
     def has(self, version: str) -> bool:
         """Whether a version is here, and usable as far as its content goes."""
         try:
@@ -128,6 +141,8 @@ class PolicyStore:
         try:
             with (self.directory / f"{checked(version)}.json").open("rb") as file:
                 return file.read(MAX_BYTES + 1)
+        except FileNotFoundError:
+            raise Invalid(f"routing policy {version}: there is none of that version here") from None
         except OSError as error:
             raise Invalid(f"routing policy {version}: {error.strerror}") from None
 

@@ -149,6 +149,20 @@ def test_a_policy_for_another_cold_start_model_needs_that_model(tmp_path: Path) 
         store.promote(outside, "by hand")
 
 
+def test_a_policy_is_found_by_its_cold_start_model_where_that_is_unique(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    (tmp_path / "trained").write_text("c" * 16)
+    version = store.add(tmp_path / "trained")
+    assert store.find(version) == store.find("c" * 16) == version
+    assert store.find("neutral") == store.shipped.version
+    with pytest.raises(UserError, match=r"none of that version here; .*policy list"):
+        store.promote(store.find("d" * 16), "by hand")
+    other = store.try_out(Document("c" * 16, Calibration({"compact": {"bias": 1.0}})), "fitted")
+    with pytest.raises(UserError, match=", ".join(sorted([version, other]))):
+        store.find("c" * 16)
+    assert store.find(other) == other
+
+
 def test_another_cold_start_model_is_added_and_can_be_rolled_back(tmp_path: Path) -> None:
     store = opened(tmp_path)
     file = tmp_path / "trained.safetensors"
