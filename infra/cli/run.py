@@ -79,13 +79,12 @@ def _run(file: Path, run_dir: Path | None, seed: int | None, print_config: bool,
         return
     from rich.console import Console  # what follows takes half a second to import
 
-    from infra.cli.session import execute
+    from infra.cli.session import execute, learns
 
     console = Console(highlight=False)
     try:
         run_to_end(execute(settings, directory, embedded=not names_server(file), console=console))
     except typer.Exit:
-        console.print(
-            f"stopped; to go on from the last checkpoint: {again} --run-dir {shown(directory.path)}", soft_wrap=True
-        )
+        onward = f"; to go on from the last checkpoint: {again} --run-dir {shown(directory.path)}"
+        console.print(f"stopped{onward if learns(settings) else ''}", soft_wrap=True)
         raise

@@ -123,6 +123,12 @@ async def _supervise(
     return summary
 
 
+def learns(settings: Settings) -> bool:
+    """Whether a learner, which writes checkpoints, is among the processes of the run."""
+    processes = settings.processes or DEFAULT_PROCESSES
+    return any(count and name.partition(".")[0] == COMPLETES for name, count in processes.items())
+
+
 def _check_processes(settings: Settings) -> None:
     known = sorted(point.name for point in entry_points(group="tailrace.settings"))
     for name, count in settings.processes.items():

@@ -132,6 +132,18 @@ def test_status_shows_a_run_and_an_interrupt_stops_all_of_it(tmp_path: Path, sig
             os.kill(pid, 0)
 
 
+def test_a_run_without_a_learner_has_no_checkpoint_to_go_on_from(tmp_path: Path) -> None:
+    (tmp_path / "small.toml").write_text(RUN.format(steps=1).replace("learner = 1\n", ""))
+    process = start(tmp_path, "run", "small.toml")
+    log = tmp_path / "runs" / "small" / "logs" / "generator-1.log"
+    until(lambda: log.exists() and _pids([log]), process)
+    process.send_signal(signal.SIGINT)
+    text = finish(process)
+    assert process.returncode == 130, text
+    assert text.splitlines()[-1] == "stopped"
+    assert "checkpoint" not in text
+
+
 def _pids(logs: list[Path]) -> list[int]:
     """Process ids from the logs, once both services have started."""
     found = [re.search(r'"pid": (\d+)', log.read_text()) for log in logs]

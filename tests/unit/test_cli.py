@@ -20,6 +20,7 @@ from infra.cli import view
 from infra.cli.board import Board, Queue
 from infra.cli.main import make_app
 from infra.cli.rundir import RunDirectory, child_environment, choose, names_server, newest, write_run_file
+from infra.cli.session import learns
 from infra.errors import UserError
 from infra.settings import NatsSettings, load
 from tests.unit.builders import policy, rollout
@@ -110,6 +111,14 @@ def test_print_config_shows_what_would_be_run_and_starts_nothing(tmp_path: Path,
     assert settings.run.seed == 7
     assert settings.section("learner").model == preset
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("processes", "expected"),
+    [({}, True), ({"learner": 1, "generator": 2}, True), ({"learner": 0, "router": 1}, False), ({"router": 1}, False)],
+)
+def test_only_a_run_that_learns_has_checkpoints_to_go_on_from(processes: dict[str, int], expected: bool) -> None:
+    assert learns(load().model_copy(update={"processes": processes})) is expected
 
 
 # --- run directories --------------------------------------------------------------------------------------------------
