@@ -183,6 +183,29 @@ def test_feedback_that_says_nothing(said: Any) -> None:
     with pytest.raises(ApiError) as raised:
         feedback.read(json.dumps(said).encode(), "run", "")
     assert raised.value.status == 400
+    for internal in ("feedback-", "$", "Expected", "`"):
+        assert internal not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("said", "param", "message"),
+    [
+        ({"score": 1}, "request_id", "request_id must be the id of an answer, 1 to 100 characters"),
+        ({"request_id": "x", "score": 1.5}, "score", "score must be a number from 0 to 1"),
+        ({"request_id": "x", "score": True}, "score", "score must be a number from 0 to 1"),
+        ({"request_id": "x", "passed": "yes"}, "passed", "passed must be true or false"),
+        ({"request_id": "x", "correction": 4}, "correction", "correction must be text"),
+        ({"request_id": "x", "score": 1, "comment": "x" * 10_001}, "comment", "comment must be text of at most 10,000"),
+        ({"request_id": "x", "rating": 1}, "rating", "unknown parameter 'rating'"),
+        ({"request_id": "x"}, None, "give at least one of score, passed, correction"),
+    ],
+)
+def test_what_is_wrong_with_feedback_is_said_by_its_name(said: Any, param: str | None, message: str) -> None:
+    with pytest.raises(ApiError) as raised:
+        feedback.read(json.dumps(said).encode(), "run", "")
+    error = error_object(raised.value)["error"]
+    assert (error["param"], error["type"]) == (param, "invalid_request_error")
+    assert error["message"].startswith(message)
 
 
 @pytest.mark.parametrize(
