@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +15,10 @@ from infra.errors import UserError
 from infra.settings import load
 from router.ledger.report import By, Row
 from router.prices import DOLLAR
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 NOBODY = "–"
 
@@ -30,7 +34,10 @@ def costs(
     ] = None,
     directory: Annotated[
         Path | None,
-        typer.Option(help="The router's folder. Default: router.directory of the run file.", show_default=False),
+        typer.Option(
+            help="The router's folder. Default: router.directory of the run file that TAILRACE_CONFIG names.",
+            show_default=False,
+        ),
     ] = None,
 ) -> None:
     """Show what requests have cost, retries and failures included, and what the router has saved.
@@ -47,7 +54,7 @@ def costs(
             rows, total = report.costs(connection, by, first), report.total(connection, first)
         finally:
             connection.close()
-    _show(rows, total, by)
+    _show(rows, total, by, first)
     if json_file is not None:
         write_json(json_file, {"by": by.value, "since": first, "rows": [*map(figures, rows)], "total": figures(total)})
 
@@ -77,21 +84,41 @@ def write_json(path: Path, content: Any) -> None:
         raise UserError(f"{path} cannot be written: {error.strerror}; give another --json") from None
 
 
-def _show(rows: Sequence[Row], total: Row, by: By) -> None:
+def print_table(console: Console, table: Table) -> None:
+    """Print a table whole: closer together where the console is narrow, and beyond its edge rather than cut."""
+    from rich.measure import Measurement
+
+    def needed(gap: int) -> int:
+        table.padding = (0, gap, 0, 0)
+        return Measurement.get(console, console.options.update(width=10_000), table).maximum
+
+    width = console.width
+    if needed(2) > width:
+        console.width = max(needed(1), width)
+    console.print(table, crop=False)
+    console.width = width
+
+
+def _show(rows: Sequence[Row], total: Row, by: By, since: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(by.value, overflow="fold")
+    console = Console(highlight=False)
+    if not total.requests:
+        console.print(f"no requests since {since}" if since else "no requests yet")
+        return
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column(by.value, no_wrap=True)
     for title in ("requests", "compact", "strong", "cost", "all strong", "saved", "escalated"):
         table.add_column(title, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(*_cells(row))
     table.add_section()
     table.add_row(*_cells(total), style="bold")
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(table)
-    console.print("compact, strong: tokens of prompts and answers; all strong: the same on the strongest pool alone")
+    print_table(console, table)
+    console.print("compact, strong: tokens in and out; all strong: cost on the strongest pool alone")
+    if by is By.POOL:
+        console.print("a request counts in each pool it called: rows need not add up to the total")
     if total.saved is not None and total.saved >= 0:
         console.print(f"saved {_dollars(total.saved)} of {_dollars(total.counterfactual)}")
     elif total.saved is not None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from infra.errors import UserError
-from router.cli.costs import write_json
+from router.cli.costs import print_table, write_json
 from router.ledger import tco as comparison
 from router.prices import DOLLAR
 
@@ -63,11 +63,15 @@ def tco(
 ) -> None:
     """Compare a month of a generic accelerator fleet with one of this stack, for the same work.
 
-    Beside it stands the reference scenario. What is not measured (from a run's summary.json and the router's ledger)
-    or given by an option is supposed as in the reference scenario; every row says where its figure is from.
+    Beside it stands the reference scenario, alone while nothing is measured or given. What is not measured (from a
+    run's summary.json and the router's ledger) or given by an option is supposed as in the reference scenario; every
+    row says where its figure is from.
     """
     if not 0 <= generating_share <= 1:
         raise UserError(f"--generating-share {generating_share:g}: give a share from 0 to 1")
+    for option, share in (("--generic-idle", generic_idle), ("--idle", idle)):
+        if share is not None and not 0 <= share < 1:
+            raise UserError(f"{option} {share:g}: give a share from 0 to 1, less than 1")
     said = _Said()
     run_idle = _idle(summary, generating_share)
     other_idle = _idle(generic_summary, generating_share)
@@ -131,6 +135,11 @@ class _Said:
     def __init__(self) -> None:
         self.sources: dict[str, str] = {}
 
+    @property
+    def anything(self) -> bool:
+        """Whether any assumption is measured or given."""
+        return any(source != "supposed" for source in self.sources.values())
+
     def value(self, name: str, option: float | None, measured: float | None, supposed: float) -> float:
         """The option, else what was measured, else what is supposed."""
         for value, source in ((option, "option"), (measured, "measured")):
@@ -155,7 +164,7 @@ def _served(directory: Path, since: str) -> dict[str, float]:
 
     path = directory / schema.NAME
     with schema.readable(path):
-        connection = schema.connect(path)
+        connection = schema.connect(path, option="--ledger")
         try:
             tiers, total = report.by_tier(connection, since), report.total(connection, since)
         finally:
@@ -182,22 +191,26 @@ def _show(reference: comparison.Comparison, yours: comparison.Comparison, said: 
     from rich.table import Table
 
     console = Console(highlight=False)
+    shown = {"reference": reference, "yours": yours} if said.anything else {"reference": reference}
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("a month", "reference: generic", "stack", "yours: generic", "stack"):
-        table.add_column(title, justify="left" if title == "a month" else "right")
-    table.add_column("yours is")
+    table.add_column("\na month", no_wrap=True)
+    for name in shown:
+        table.add_column(f"{name}:\ngeneric", justify="right", no_wrap=True)
+        table.add_column("\nstack", justify="right", no_wrap=True)
+    if said.anything:
+        table.add_column("\nyours is", no_wrap=True)
 
     def row(title: str, show: Any, *names: str) -> None:
         cells = [
             show(compared.scenario, getattr(compared.scenario, side), getattr(compared, side))
-            for compared in (reference, yours)
+            for compared in shown.values()
             for side in ("generic", "stack")
         ]
-        sources = list(dict.fromkeys(said.sources[name] for name in names))
-        table.add_row(title, *cells, " / ".join(sources))
+        sources = [" / ".join(dict.fromkeys(said.sources[name] for name in names))] if said.anything else []
+        table.add_row(title, *cells, *sources)
 
     row("hours", lambda s, f, m: f"{s.hours:,.0f}", "hours")
-    row("$/accelerator-hour", lambda s, f, m: f"{s.price:.2f}", "price")
+    row("$ an hour of one", lambda s, f, m: f"{s.price:.2f}", "price")
     row("GB of one", lambda s, f, m: f"{s.memory_gb:.0f}", "memory_gb")
     row("idle", lambda s, f, m: f"{f.idle:.1%}", "generic.idle", "stack.idle")
     row("teacher, GB", lambda s, f, m: f"{f.teacher_gb:.0f}", "generic.teacher_gb", "stack.teacher_gb")
@@ -205,7 +218,7 @@ def _show(reference: comparison.Comparison, yours: comparison.Comparison, said: 
     row("idle hours", lambda s, f, m: f"{m.idle_hours:,.0f}")
     row("teacher's hours", lambda s, f, m: f"{m.teacher_hours:,.0f}")
     row("training", lambda s, f, m: f"${m.training:,.0f}")
-    if reference.scenario.serving.millions or yours.scenario.serving.millions:
+    if any(compared.scenario.serving.millions for compared in shown.values()):
         row("million tokens", lambda s, f, m: f"{s.serving.millions:,.3f}", "serving.millions")
         row(
             "compact",
@@ -215,13 +228,15 @@ def _show(reference: comparison.Comparison, yours: comparison.Comparison, said: 
         row("serving", lambda s, f, m: f"${m.serving:,.2f}", "serving.strong_price", "serving.compact_price")
     table.add_section()
     row("total", lambda s, f, m: f"${m.total:,.0f}")
-    console.print(table)
-    for compared in (reference, yours):
-        share = f"{compared.saved_share:.1%}"
-        console.print(f"{compared.scenario.name}: this stack saves ${compared.saved:,.0f} a month, {share}")
+    print_table(console, table)
+    for name, compared in shown.items():
+        dollars = f"${abs(compared.saved):,.0f}"
+        change = f"saves {dollars}" if round(compared.saved) >= 0 else f"costs {dollars} more"
+        console.print(f"{name}: this stack {change} a month, {abs(compared.saved_share):.1%}")
+    if not said.anything:
+        console.print("Your figures: --summary, --ledger, --accelerators, --price; more in --help.")
+    console.print(f"The reference scenario gives: {comparison.REFERENCE_GIVEN}.")
     console.print(
-        f"The reference scenario gives: {comparison.REFERENCE_GIVEN}. Supposed so that this comes out: "
-        f"{R.accelerators:g} accelerators of {R.memory_gb:g} GB at ${R.price:g}/h, the middle of both ranges "
-        f"({R.generic.idle:.1%}, {R.generic.teacher_gb:g} GB), {R.stack.idle:.0%} idle here.",
-        soft_wrap=True,
+        f"Supposed so that this comes out: {R.accelerators:g} accelerators of {R.memory_gb:g} GB at ${R.price:g}/h, "
+        f"the middle of both ranges ({R.generic.idle:.1%}, {R.generic.teacher_gb:g} GB), {R.stack.idle:.0%} idle here."
     )

@@ -76,14 +76,14 @@ def readable(path: Path) -> Iterator[None]:
         ) from None
 
 
-def connect(path: Path, *, write: bool = False) -> sqlite3.Connection:
-    """Open a ledger; to write, it is made where there is none.
+def connect(path: Path, *, write: bool = False, option: str = "--directory") -> sqlite3.Connection:
+    """Open a ledger; to write, it is made where there is none. `option` is the command's that names its folder.
 
     WAL: readers and one writer do not wait for each other, and what was committed survives the end of the process.
     Raises `UserError` where the file is missing, broken, of another program or of a newer version.
     """
     if not write and not path.is_file():
-        raise UserError(f"there is no ledger {path}; start the router first, or name its folder with --directory")
+        raise UserError(f"there is no ledger {path}; start the router first, or name its folder with {option}")
     try:
         if write:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -43,11 +43,11 @@ def opened(directory: Path) -> sqlite3.Connection:
     return schema.connect(directory / schema.NAME)
 
 
-def costs(directory: Path, *arguments: str) -> dict:
+def costs(directory: Path, *arguments: str, columns: int = 200) -> dict:
     """What the command writes for machines."""
     file = directory / "costs.json"
     command = ["costs", "--directory", str(directory), "--json", str(file), *arguments]
-    result = CliRunner().invoke(make_app(), command, catch_exceptions=False, env={"COLUMNS": "200"})
+    result = CliRunner().invoke(make_app(), command, catch_exceptions=False, env={"COLUMNS": str(columns)})
     assert result.exit_code == 0
     return {**json.loads(file.read_text()), "shown": result.stdout}
 
@@ -76,7 +76,10 @@ def test_sums_by_day_key_kind_and_pool_are_exact_while_the_router_runs(tmp_path:
             ("large", 20, 20 * LARGE, None),
             ("small", 20, 20 * SMALL, None),
         ]
-        assert costs(tmp_path, "--since", "2026-12-01")["total"]["requests"] == 0
+        assert "need not add up" not in by_day["shown"] and "need not add up" in by_pool["shown"]
+        nothing = costs(tmp_path, "--since", "2026-12-01")
+        assert nothing["total"]["requests"] == 0
+        assert nothing["shown"] == "no requests since 2026-12-01\n"
         assert re.search(r"2026-11-30 +20 +9280 +10.8k +\$0\.0481 +\$0\.042 +-14\.6%", by_day["shown"])
     finally:
         ledger.close()
@@ -193,6 +196,19 @@ def test_a_broken_file_is_said_in_one_sentence(tmp_path: Path, name: str) -> Non
     assert "\n" not in str(raised.value)
     result = CliRunner().invoke(make_app(), ["costs", "--directory", str(tmp_path)])
     assert isinstance(result.exception, UserError)
+
+
+@pytest.mark.parametrize(("name", "widest"), [("translation", 80), ("a-team-with-a-name-of-its-own-of-forty-one", 120)])
+def test_no_name_is_broken_at_80_columns(tmp_path: Path, name: str, widest: int) -> None:
+    ledger = Ledger(tmp_path, now)
+    dear = 10**16
+    attempts = [msgspec.structs.replace(attempt, prompt_tokens=123_456_789, cost=dear) for attempt in EXAMPLE.attempts]
+    ledger.record(outcome("r1", kind=name, attempts=attempts, cost=2 * dear, counterfactual=3 * dear))
+    ledger.close()
+    shown = costs(tmp_path, "--by", "kind", columns=80)["shown"].splitlines()
+    wide = costs(tmp_path, "--by", "kind")["shown"].splitlines()
+    assert [line.split() for line in shown[:3]] == [line.split() for line in wide[:3]]
+    assert shown[1].startswith(name + " ") and max(map(len, shown)) <= widest
 
 
 def test_costs_without_a_ledger_say_where_it_was_looked_for(tmp_path: Path) -> None:

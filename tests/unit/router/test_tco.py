@@ -82,9 +82,9 @@ def test_idle_time_of_a_run_is_that_of_both_sides_by_their_accelerators() -> Non
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-def figures(directory: Path, *arguments: str) -> dict:
+def figures(directory: Path, *arguments: str, columns: int = 200) -> dict:
     file = directory / "tco.json"
-    result = CliRunner().invoke(make_app(), ["tco", "--json", str(file), *arguments], env={"COLUMNS": "200"})
+    result = CliRunner().invoke(make_app(), ["tco", "--json", str(file), *arguments], env={"COLUMNS": str(columns)})
     assert result.exit_code == 0, result.exception
     return {**json.loads(file.read_text()), "shown": result.stdout}
 
@@ -95,11 +95,30 @@ def summary(directory: Path, name: str, generator: float | None, learner: float 
     return str(file)
 
 
-def test_without_measurements_yours_is_the_reference_and_says_that_it_is_supposed(tmp_path: Path) -> None:
+def test_without_measurements_the_reference_stands_alone(tmp_path: Path) -> None:
     found = figures(tmp_path)
     assert found["yours"]["generic"] == found["reference"]["generic"]
     assert set(found["yours"]["sources"].values()) == {"supposed"}
     assert "$28,500" in found["shown"] and "$18,191" in found["shown"] and "48–80 GB" in found["shown"]
+    assert "yours" not in found["shown"] and "--summary" in found["shown"]
+    given = figures(tmp_path, "--price", "3")["shown"]
+    assert "yours: this stack saves" in given and "--summary" not in given
+
+
+def test_a_stack_that_is_dearer_costs_more_rather_than_saving_less_than_nothing(tmp_path: Path) -> None:
+    shown = figures(tmp_path, "--idle", "0.8")["shown"]
+    assert "yours: this stack costs $57,000 more a month, 200.0%" in shown.splitlines()
+
+
+def test_the_table_is_whole_at_80_columns(tmp_path: Path) -> None:
+    serving = ["--tokens", "12345", "--strong-price", "5", "--compact-share", "0.6", "--compact-price", "0.2"]
+    arguments = ["--idle", "0.1", "--accelerators", "600", *serving]
+    lines = figures(tmp_path, *arguments, columns=80)["shown"].splitlines()
+    assert max(map(len, lines)) <= 80 and not any("…" in line for line in lines)
+    rows = [line.split() for line in lines]
+    wide = [line.split() for line in figures(tmp_path, *arguments)["shown"].splitlines()]
+    table = next(number for number, row in enumerate(wide) if row[0] == "total") + 1
+    assert rows[:table] == wide[:table]
 
 
 def test_measured_figures_of_runs_and_of_the_ledger_take_the_place_of_supposed_ones(tmp_path: Path) -> None:
@@ -145,6 +164,7 @@ def test_what_one_pays_without_a_router_is_paid_for_what_no_compact_pool_takes(t
 USER_ERRORS = {
     "no such summary": ["--summary", "nowhere.json"],
     "a share above one": ["--idle", "1.5"],
+    "no share": ["--generic-idle", "nan"],
     "no such ledger": ["--ledger", "nowhere"],
     "a share of the fleet above one": ["--generating-share", "2"],
 }
@@ -153,7 +173,11 @@ USER_ERRORS = {
 @pytest.mark.parametrize("name", USER_ERRORS)
 def test_a_wrong_option_is_said_in_one_sentence(name: str) -> None:
     result = CliRunner().invoke(make_app(), ["tco", *USER_ERRORS[name]])
-    assert isinstance(result.exception, UserError) and "\n" not in str(result.exception)
+    message = str(result.exception)
+    assert isinstance(result.exception, UserError) and "\n" not in message
+    option, value = USER_ERRORS[name]
+    assert (option in message or option == "--summary") and value in message and "--directory" not in message
+    assert ("from 0 to 1" in message) == (option not in ("--summary", "--ledger"))
 
 
 def test_a_run_that_lacks_one_side_is_named(tmp_path: Path) -> None:
