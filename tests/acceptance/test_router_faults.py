@@ -149,7 +149,7 @@ async def test_a_router_that_can_open_no_more_files_lives_on(lasting: Router) ->
         finally:
             resource.prlimit(pid, resource.RLIMIT_NOFILE, allowed)
         assert all(seen == WORDS if not error else WORDS.startswith(seen) for seen, error in ends)
-        assert {bool(error) for _, error in ends} == {True, False}
+        assert any(error for _, error in ends), "the limit was met"
         while True:  # as soon as no pool cools down
             with suppress(openai.RateLimitError):
                 assert (await client.chat.completions.create(model="auto", messages=HELLO)).choices
