@@ -18,6 +18,7 @@ import structlog
 from contracts import subjects
 from contracts.messages import Cancel, Purpose, Task, Tokens
 from infra.bus import Bus, PublishFailed, QueueFull, Subscriber, Unavailable
+from infra.policies import PolicyStore
 from router.chat import Chunk, Reply
 from router.pools.asking import Terms, terms_of
 from router.pools.assembly import Assembly
@@ -60,6 +61,8 @@ class BusPool:
         self.settings = settings
         self._bus = bus
         self._run = run
+        self._production = PolicyStore(bus, run).production
+        self._promoted = False  # whether a policy serves, as far as is known
         self._reply = secrets.token_hex(8)  # token of the subject on which this pool is answered
         self._listening: asyncio.Task[Subscriber] | None = None
         self._inboxes: dict[str, _Inbox] = {}  # by task
@@ -143,6 +146,9 @@ class BusPool:
         tokens = {"run": self._run, "purpose": Purpose.SERVE.value, "pool": self.settings.generators}
         try:
             async with asyncio.timeout(PUBLISH_SECONDS):
+                if not self._promoted and await self._production.current() is None:
+                    raise PoolError(Fault.UNAVAILABLE, f"{self.name}: no policy is promoted yet, so nothing serves")
+                self._promoted = True
                 await self._listen()
                 id = f"{self._run}.{task.id}"
                 return await self._bus.publish(subjects.TASK, task, id=id, patience=PUBLISH_SECONDS, **tokens)

@@ -97,14 +97,22 @@ async def test_what_no_generator_can_do_is_said_so(bus: Bus, run: str, ours: Bus
     assert not await dead_letters(bus, run), "an application's mistake is no operator's"
 
 
+async def test_before_a_policy_is_promoted_a_request_is_told_so_at_once(bus: Bus, run: str) -> None:
+    asking = pool(bus, run)
+    with pytest.raises(PoolError, match="no policy is promoted yet") as error:
+        await asking.complete(body())
+    await asking.close()
+    assert error.value.fault is Fault.UNAVAILABLE and await retained(bus, TASK, run=run) == 0
+
+
 async def test_without_a_generator_a_request_is_given_up_and_withdrawn(bus: Bus, run: str) -> None:
+    await promote(bus, run, await publish(bus, run, 0))
     asking = pool(bus, run, first_token_seconds=0.3)
     with pytest.raises(PoolError, match="no generator answered in time") as error:
         await asking.complete(body())
     await asking.close()
     assert error.value.fault is Fault.TIMEOUT
     assert await retained(bus, TASK, run=run) == 0, "whoever starts later finds nothing to do"
-    await promote(bus, run, await publish(bus, run, 0))
     async with serving_generator(bus, run) as server:
         await asyncio.sleep(0.3)
         assert server.engine.stats.tokens == 0
@@ -221,6 +229,7 @@ async def test_a_server_that_is_away_is_said_at_once_and_comes_back(
 
 
 async def test_a_full_queue_is_an_unavailable_pool(bus: Bus, run: str, ours: BusPool) -> None:
+    await promote(bus, run, await publish(bus, run, 0))
     used = (await bus.stream_info("TASKS")).state.bytes
     async with limited(bus, "TASKS", max_bytes=used + 10, discard="new"):
         with pytest.raises(PoolError, match="queue of requests is full") as error:
@@ -229,6 +238,7 @@ async def test_a_full_queue_is_an_unavailable_pool(bus: Bus, run: str, ours: Bus
 
 
 async def test_closing_a_pool_fails_what_is_in_flight_and_tells_the_generators(bus: Bus, run: str) -> None:
+    await promote(bus, run, await publish(bus, run, 0))
     asking = pool(bus, run)
     waiting = asyncio.create_task(asking.complete(body()))
     assert await until(lambda: asking._inboxes)
