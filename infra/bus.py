@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -33,6 +33,7 @@ __all__ = ["Bus", "PublishFailed", "QueueFull", "Received", "Subscriber", "Unava
 log = structlog.get_logger(__name__)
 
 M = TypeVar("M", bound=Message)
+T = TypeVar("T")
 
 PUBLISH_PATIENCE = 300.0  # within the streams' duplicate window, so that repetition stays harmless
 CLAIM_SECONDS = 60.0  # to read a message's body
@@ -272,6 +273,19 @@ class Bus:
     async def subjects(self, stream: str, filter: str) -> dict[str, int]:
         """How many messages a stream retains on each subject that matches."""
         return await self.connection.subjects(stream, filter)
+
+    async def at_last(self, read: Callable[[], Awaitable[T]]) -> T:
+        """What `read` gives, as soon as the server is there to give it. Raises `Unavailable` once this is closed."""
+        told = False
+        while True:
+            try:
+                return await read()
+            except Unavailable as error:
+                if self.connection.closed:
+                    raise
+                if not told:
+                    log.warning("following waits for the server", error=str(error))
+                    told = True
 
     # --- key-value ----------------------------------------------------------------------------------------------------
 

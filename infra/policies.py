@@ -11,7 +11,6 @@ from contextlib import aclosing
 
 import msgpack
 import msgspec
-import structlog
 
 from contracts import codec
 from contracts.errors import ContractError, InvalidMessage
@@ -21,12 +20,9 @@ from contracts.subjects import KV_LEASES, POLICY_PUBLISHED, WEIGHTS
 from infra import chains, patches
 from infra.blobs import BlobError, BlobStore
 from infra.bus import Bus
-from infra.connection import Unavailable
 from infra.mirror import FETCH_SECONDS, Mirror, fetch_seconds
 from infra.production import Production
 from infra.retention import Retention
-
-log = structlog.get_logger(__name__)
 
 
 class StalePolicy(Exception):
@@ -145,7 +141,7 @@ class PolicyStore:
         read = self._bus.read(POLICY_PUBLISHED, kind=PolicyVersion, last=True, consumer=consumer, run=self._run)
         async with aclosing(read) as announcements:
             while True:
-                head = await self._head_at_last()
+                head = await self._bus.at_last(self.head)
                 if head is not None and (newest is None or _order(head) > _order(newest)):
                     newest = head
                     yield head
@@ -230,18 +226,6 @@ class PolicyStore:
             return codec.decode(entry[0], PolicyVersion), entry[1]
         except ContractError as error:
             raise InvalidMessage(f"key {self._head_key}: {error}") from error
-
-    async def _head_at_last(self) -> PolicyVersion | None:
-        told = False
-        while True:
-            try:
-                return await self.head()
-            except Unavailable as error:
-                if self._bus.connection.closed:
-                    raise
-                if not told:
-                    log.warning("following waits for the server", error=str(error))
-                    told = True
 
     @property
     def _head_key(self) -> str:

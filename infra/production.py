@@ -6,8 +6,6 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-import structlog
-
 from contracts import codec
 from contracts.errors import ContractError, InvalidMessage
 from contracts.messages import PolicyRef, PolicyVersion, Promotion
@@ -15,10 +13,7 @@ from contracts.subjects import POLICY_PROMOTED
 from infra.blobs import BlobStore
 from infra.bus import Bus
 from infra.chains import is_stored
-from infra.connection import Unavailable
 from infra.retention import Retention
-
-log = structlog.get_logger(__name__)
 
 
 class PromotionRefused(Exception):
@@ -88,23 +83,11 @@ class Production:
         read = self._bus.read(POLICY_PROMOTED, kind=Promotion, last=True, consumer=consumer, run=self._run)
         async with aclosing(read) as announcements:
             while True:
-                promotion = await self._current_at_last()
+                promotion = await self._bus.at_last(self.current)
                 if promotion is not None and promotion.policy != serving:
                     serving = promotion.policy
                     yield promotion.version
                 await anext(announcements)
-
-    async def _current_at_last(self) -> Promotion | None:
-        told = False
-        while True:
-            try:
-                return await self.current()
-            except Unavailable as error:
-                if self._bus.connection.closed:
-                    raise
-                if not told:
-                    log.warning("following waits for the server", error=str(error))
-                    told = True
 
     async def _entry(self) -> tuple[Promotion | None, int]:
         entry = await self._bus.get(self._key)
